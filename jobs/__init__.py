@@ -1,0 +1,1 @@
+"""Asset jobs, schedules and run-queue tags. No computation."""

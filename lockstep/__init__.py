@@ -1,0 +1,1 @@
+"""The domain: pure rules and adapters. Never imports Dagster."""

@@ -1,0 +1,1 @@
+"""What all pipelines share: clock, ids, errors, retries, leases, outbox, logging, metrics, settings."""

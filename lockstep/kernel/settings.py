@@ -1,0 +1,208 @@
+"""Every setting of the platform, in one validated class.
+
+Sources, strongest first: `LOCKSTEP_*` variables, `lockstep.toml`, the defaults below. Nothing else reads the
+environment. An address that is absent means "the embedded part": the stack fills it in for its children, so no code
+can tell an embedded part from a real service.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from lockstep.kernel.errors import InvalidInput
+
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+CONFIG_FILE = "lockstep.toml"
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+AwsPart = Annotated[str, Field(examples=["embedded", "aws", "http://127.0.0.1:9000"])]
+
+
+class Settings(BaseSettings):
+    """The platform's settings. Field names are the variables' names in lower case, without `LOCKSTEP_`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="LOCKSTEP_", toml_file=CONFIG_FILE, extra="ignore", frozen=True, validate_default=True
+    )
+
+    home: Path = Field(
+        default=PROJECT_ROOT / ".lockstep",
+        description="Folder that holds everything the embedded stack writes: data, logs, ports, credentials.",
+        examples=[".lockstep"],
+    )
+
+    # --- where the parts are -----------------------------------------------------------------------------------
+    postgres_dsn: SecretStr | None = Field(
+        default=None,
+        description="State database. Absent: the embedded PostgreSQL.",
+        examples=["postgresql://user:password@db.example.com:5432/lockstep"],
+    )
+    source_dsn: SecretStr | None = Field(
+        default=None,
+        description="Database that exports read from. Absent: database `source` on the embedded PostgreSQL.",
+        examples=["postgresql://reader:password@replica.example.com:5432/app"],
+    )
+    warehouse_dialect: Literal["postgres", "redshift"] = Field(
+        default="postgres", description="SQL dialect of the warehouse.", examples=["postgres"]
+    )
+    warehouse_dsn: SecretStr | None = Field(
+        default=None,
+        description="The warehouse. Absent: database `warehouse` on the embedded PostgreSQL.",
+        examples=["postgresql://loader:password@cluster.example.com:5439/warehouse"],
+    )
+    s3: AwsPart = Field(default="embedded", description="S3: `embedded`, `aws`, or an endpoint address.")
+    sqs: AwsPart = Field(default="embedded", description="SQS: `embedded`, `aws`, or an endpoint address.")
+    dynamodb: AwsPart = Field(default="embedded", description="DynamoDB: `embedded`, `aws`, or an endpoint address.")
+    aws_region: str = Field(default="us-east-1", min_length=1, examples=["eu-west-1"])
+    spark_mode: Literal["connect", "classic"] = Field(
+        default="connect",
+        description="`connect`: one warm Spark Connect server. `classic`: a JVM inside each run, for people without one.",
+        examples=["connect"],
+    )
+    spark_remote: str | None = Field(
+        default=None,
+        description="Spark Connect address. Absent: the embedded server.",
+        examples=["sc://spark.example.com:15002"],
+    )
+
+    # --- names that a deployment may change --------------------------------------------------------------------
+    lake_bucket: str = Field(default="lockstep-lake", description="Bucket of the Delta tables.", examples=["acme-lake"])
+
+    # --- ports of the embedded parts: absent = chosen free at first start, then kept --------------------------
+    postgres_port: Port | None = Field(default=None, examples=["5432"])
+    dynamodb_port: Port | None = Field(default=None, examples=["8000"])
+    sqs_port: Port | None = Field(default=None, examples=["9324"])
+    s3_port: Port | None = Field(default=None, examples=["9000"])
+    spark_port: Port | None = Field(default=None, examples=["15002"])
+    dagster_port: Port | None = Field(default=None, examples=["3000"])
+    dagster_code_port: Port | None = Field(default=None, examples=["4266"])
+    exports_port: Port | None = Field(default=None, examples=["8101"])
+    ingest_port: Port | None = Field(default=None, examples=["8102"])
+    readiness_port: Port | None = Field(default=None, examples=["8103"])
+    vault_port: Port | None = Field(default=None, examples=["8104"])
+    supervisor_port: Port | None = Field(default=None, examples=["9001"])
+
+    # --- behaviour -----------------------------------------------------------------------------------------------
+    spark_memory: str = Field(
+        default="1g", pattern=r"^\d+[mg]$", description="Heap of the embedded Spark server.", examples=["1g"]
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(default="INFO", examples=["INFO"])
+    log_format: Literal["console", "json"] = Field(default="json", examples=["json"])
+
+    @field_validator("home")
+    @classmethod
+    def _absolute_home(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @field_validator("s3", "sqs", "dynamodb")
+    @classmethod
+    def _known_place(cls, value: str) -> str:
+        if value in ("embedded", "aws"):
+            return value
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be `embedded`, `aws`, or an http(s) address")
+        return value.rstrip("/")
+
+    @field_validator("postgres_dsn", "source_dsn", "warehouse_dsn")
+    @classmethod
+    def _postgres_address(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and urlsplit(value.get_secret_value()).scheme not in ("postgresql", "postgres"):
+            raise ValueError("must start with postgresql://")
+        return value
+
+    @field_validator("spark_remote")
+    @classmethod
+    def _connect_address(cls, value: str | None) -> str | None:
+        if value is not None and (urlsplit(value).scheme != "sc" or not urlsplit(value).hostname):
+            raise ValueError("must be a Spark Connect address that starts with sc://")
+        return value
+
+    @model_validator(mode="after")
+    def _redshift_needs_an_address(self) -> Settings:
+        if self.warehouse_dialect == "redshift" and self.warehouse_dsn is None:
+            raise ValueError("warehouse_dsn: must be set when warehouse_dialect is redshift")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Variables win over the file; the file wins over defaults."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=_config_file())
+
+    def external(self, part: str) -> bool:
+        """Whether `part` is a service of the user's own, which the embedded stack must not start."""
+        if part in ("s3", "sqs", "dynamodb"):
+            return str(getattr(self, part)) != "embedded"
+        if part == "postgres":
+            return self.postgres_dsn is not None
+        if part == "spark":
+            return self.spark_remote is not None or self.spark_mode == "classic"
+        return False
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Read the settings, or raise `InvalidInput` that names each bad variable, its problem and an example."""
+    try:
+        settings = Settings(**overrides)
+    except ValidationError as error:
+        raise InvalidInput(
+            "some settings cannot be used.",
+            next_step=f"correct the variables below, or the same keys in {CONFIG_FILE}.",
+            problems=[_describe(problem) for problem in error.errors()],
+        ) from None
+    except (OSError, ValueError) as error:  # an unreadable or malformed TOML file
+        raise InvalidInput(f"{_config_file()} cannot be read: {error}", next_step="correct or remove it.") from None
+    _refuse_unknown_variables()
+    return settings
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The settings of this process, read once."""
+    return load_settings()
+
+
+def _config_file() -> Path:
+    here = Path.cwd() / CONFIG_FILE
+    return here if here.exists() else PROJECT_ROOT / CONFIG_FILE
+
+
+def _describe(problem: Any) -> str:
+    # The input is never printed: it may be a secret.
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    name = str(problem["loc"][0]) if problem["loc"] else message.split(":", 1)[0]
+    field = Settings.model_fields.get(name)
+    example = field.examples[0] if field is not None and field.examples else None
+    hint = f" Example: LOCKSTEP_{name.upper()}={example}" if example else ""
+    detail = message if problem["loc"] else message.split(":", 1)[-1].strip()
+    return f"LOCKSTEP_{name.upper()}: {detail}.{hint}"
+
+
+# Read outside this class: crash points are armed per process by fault tests; the member mark is set by the stack.
+_OTHER_VARIABLES = {"LOCKSTEP_CRASH", "LOCKSTEP_STACK_MEMBER"}
+
+
+def _refuse_unknown_variables() -> None:
+    """A misspelt variable must not be ignored in silence: it would start the wrong parts."""
+    known = {f"LOCKSTEP_{name.upper()}" for name in Settings.model_fields} | _OTHER_VARIABLES
+    unknown = sorted(name for name in os.environ if name.startswith("LOCKSTEP_") and name not in known)
+    if unknown:
+        raise InvalidInput(
+            "some variables are not settings of Lockstep.",
+            next_step="remove them, or see docs/settings.md for the names.",
+            problems=[f"{name}: unknown" for name in unknown],
+        )

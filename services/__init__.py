@@ -1,0 +1,1 @@
+"""FastAPI applications: HTTP doors into the domain."""
