@@ -95,8 +95,6 @@ class Stack:
         supervisor = Supervisor(self.home, ports["supervisor"])
         site = self.site()
         embedded = [part for part in PARTS if not self.settings.external(part.name)]
-        for part in embedded:
-            part.prepare(site)
         supervisor.launch(site, embedded)
         return supervisor
 
@@ -122,8 +120,7 @@ class Stack:
 
     def _ask(self, supervisor: Supervisor, site: Site, part: Part, state: dict[str, Any]) -> None:
         if state["statename"] in _IDLE_STATES:
-            if state["statename"] != "STOPPED":
-                part.prepare(site)  # it died before: clear what a dead process leaves
+            part.prepare(site)
             self._report(part.name, "starting")
             supervisor.start(part.name)
 
