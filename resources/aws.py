@@ -1,18 +1,17 @@
-"""SQS and DynamoDB clients as Dagster resources. S3 comes from dagster_aws; see assembly.py.
+"""SQS and DynamoDB as Dagster resources. S3 comes from dagster_aws; see assembly.py.
 
-What belongs here: building clients, with timeouts. What does not: queue names, table names, messages.
-Endpoints and credentials are boto3's own business (`AWS_*` variables): nothing here can tell
-embedded from AWS.
+What belongs here: which client an asset or sensor receives. What does not: how it is built (clients.py),
+queue names, table names, messages.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import dagster as dg
-from botocore.config import Config
 from pydantic import Field
+
+from resources import clients
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
@@ -24,22 +23,25 @@ class AwsClientResource(dg.ConfigurableResource):
     """What every AWS client here shares: a region and bounds on every call."""
 
     region_name: str
-    connect_timeout_seconds: int = Field(default=5, description="Longest wait for a connection.")
+    connect_timeout_seconds: int = Field(
+        default=clients.CONNECT_TIMEOUT_SECONDS, description="Longest wait for a connection."
+    )
     read_timeout_seconds: int = Field(
-        default=30, description="Longest wait for an answer. Above 20, the longest long poll of SQS."
+        default=clients.READ_TIMEOUT_SECONDS,
+        description="Longest wait for an answer. Above 20, the longest long poll of SQS.",
     )
     max_attempts: int = Field(
-        default=4, description="Calls in all, the first included, with backoff and jitter."
+        default=clients.MAX_ATTEMPTS, description="Calls in all, the first included, with backoff and jitter."
     )
 
     def _client(self, service: str) -> Any:
-        config = Config(
+        return clients.aws_client(
+            service,
+            region=self.region_name,
             connect_timeout=self.connect_timeout_seconds,
             read_timeout=self.read_timeout_seconds,
-            retries={"total_max_attempts": self.max_attempts, "mode": "standard"},
+            max_attempts=self.max_attempts,
         )
-        # A session of its own: boto3's default session is not safe to create from two sensor threads.
-        return boto3.session.Session(region_name=self.region_name).client(service, config=config)
 
 
 class SqsResource(AwsClientResource):
