@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from lockstep.kernel.errors import InvalidInput
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
+DEFAULT_HOME = PROJECT_ROOT / ".lockstep"
 CONFIG_FILE = "lockstep.toml"
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -33,7 +34,7 @@ class Settings(BaseSettings):
     )
 
     home: Path = Field(
-        default=PROJECT_ROOT / ".lockstep",
+        default=DEFAULT_HOME,
         description="Folder that holds everything the embedded stack writes: data, logs, ports, credentials.",
         examples=[".lockstep"],
     )
