@@ -102,7 +102,8 @@ def test_a_library_that_brought_its_own_handler_is_adopted(lines: io.StringIO) -
     [
         "password", "db_password", "PASSWD", "passphrase", "secret", "client-secret", "token", "refreshToken",
         "authorization", "Authorization", "api_key", "apiKey", "x-api-key", "X-Api-Secret", "dsn",
-        "postgres_dsn", "aws_secret_access_key", "credential", "credentials", "private_key", "set-cookie", "signature", "pwd",
+        "postgres_dsn", "aws_secret_access_key", "credential", "credentials", "private_key",
+        "set-cookie", "signature", "pwd",
     ],
 )  # fmt: skip
 def test_a_field_named_like_a_secret_is_masked(lines: io.StringIO, key: str) -> None:
