@@ -23,8 +23,9 @@ from stack.environment import environment, forget_own
 from stack.home import Home
 from stack.lifecycle import Stack
 
-console = Console()
-errors = Console(stderr=True)
+# A pipe has no width of its own: give it room, so that nothing is cut from what a script or a log keeps.
+console = Console(width=None if sys.stdout.isatty() else 160)
+errors = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
