@@ -57,7 +57,7 @@ def buckets(site: Site) -> tuple[str, ...]:
 
 # A dead-letter queue keeps the original enqueue time, so it must retain for longer than its source.
 QUEUES = (
-    Queue("lockstep-selftest", dead_letters="lockstep-selftest-dlq", visibility_seconds=60),
+    Queue("lockstep-selftest", dead_letters="lockstep-selftest-dlq", max_receives=20, visibility_seconds=60),
     Queue("job-chunk-work"),
     Queue("job-chunk-parking", retention_seconds=14 * DAY),
     Queue("bronze-completed", dead_letters="bronze-completed-dlq"),
