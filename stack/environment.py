@@ -38,7 +38,9 @@ def environment(settings: Settings, home: Home, ports: dict[str, int]) -> dict[s
         "LOCKSTEP_DAGSTER_CODE_PORT": str(ports["dagster_code"]),
         "DAGSTER_HOME": str(home.dagster),
     }
-    return variables | _postgres(settings, home, ports) | _aws(settings, home, ports) | _spark(settings, ports)
+    return (
+        variables | _postgres(settings, home, ports) | _aws(settings, home, ports) | _spark(settings, ports)
+    )
 
 
 def adopt(settings: Settings, target: MutableMapping[str, str] = os.environ) -> bool:
@@ -63,7 +65,12 @@ def forget_own(target: MutableMapping[str, str] = os.environ) -> None:
     if not ports:
         return
     own = environment(Settings.model_construct(home=home.root), home, ports)
-    for name in ("LOCKSTEP_POSTGRES_DSN", "LOCKSTEP_WAREHOUSE_DSN", "LOCKSTEP_SOURCE_DSN", "LOCKSTEP_SPARK_REMOTE"):
+    for name in (
+        "LOCKSTEP_POSTGRES_DSN",
+        "LOCKSTEP_WAREHOUSE_DSN",
+        "LOCKSTEP_SOURCE_DSN",
+        "LOCKSTEP_SPARK_REMOTE",
+    ):
         if target.get(name) == own[name]:
             del target[name]
 

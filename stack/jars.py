@@ -187,7 +187,9 @@ def resolve(bundle: str) -> list[Jar]:
     wanted = BUNDLES[bundle]
     context = _maven()
     pin = "!" if wanted.pin_declared_versions else ""
-    roots = [context.create_dependency(root + pin, _excluded(context, wanted.excluded)) for root in wanted.roots]
+    roots = [
+        context.create_dependency(root + pin, _excluded(context, wanted.excluded)) for root in wanted.roots
+    ]
     inputs, transitive = context.resolver.resolve(roots)
     # The inputs carry no scope: filtering them by scope would silently drop the root archives.
     needed = [*inputs, *(dep for dep in transitive if dep.scope in ("compile", "runtime"))]
@@ -199,7 +201,13 @@ def resolve(bundle: str) -> list[Jar]:
 def _pin(artifact: object, path: Path) -> Jar:
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    names = artifact.groupId, artifact.artifactId, artifact.version, artifact.classifier or "", artifact.packaging
+    names = (
+        artifact.groupId,
+        artifact.artifactId,
+        artifact.version,
+        artifact.classifier or "",
+        artifact.packaging,
+    )
     jar = Jar(*names, path.stat().st_size, digest)
     if jar.path != path:
         raise InvalidInput(f"{jar.label} was cached at an unexpected place.", next_step="update Jar.path.")

@@ -220,9 +220,13 @@ class Stack:
             return []
         site = self.site()
         with ThreadPoolExecutor(len(PARTS)) as pool:
-            return list(pool.map(lambda part: self._status(part, site, states.get(part.name), restarts), PARTS))
+            return list(
+                pool.map(lambda part: self._status(part, site, states.get(part.name), restarts), PARTS)
+            )
 
-    def _status(self, part: Part, site: Site, state: dict[str, Any] | None, restarts: dict[str, int]) -> PartStatus:
+    def _status(
+        self, part: Part, site: Site, state: dict[str, Any] | None, restarts: dict[str, int]
+    ) -> PartStatus:
         external = self.settings.external(part.name)
         up = external or bool(state and state["statename"] in ("RUNNING", "STARTING"))
         reason = probe(part.name, site, started=_start_of(state)) if up else _why_down(state)
@@ -324,4 +328,3 @@ def _memory_mb(pid: int | None) -> float:
     except psutil.Error:
         return 0.0
     return round(total / 2**20, 1)
-

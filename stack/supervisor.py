@@ -136,7 +136,9 @@ class Supervisor:
             self._call("supervisor.startProcess", part, False)
         except xmlrpc.client.Fault as fault:
             if "ALREADY_STARTED" not in fault.faultString:
-                raise Terminal(fault.faultString, unit=part, next_step=f"see `lockstep logs {part}`.") from fault
+                raise Terminal(
+                    fault.faultString, unit=part, next_step=f"see `lockstep logs {part}`."
+                ) from fault
 
     def stop(self, part: str) -> None:
         """Stop a part and wait for its end."""
@@ -169,8 +171,18 @@ class _BoundedTransport(xmlrpc.client.Transport):
 
 
 def _clean_environment() -> dict[str, str]:
-    drop = {"JAVA_HOME", "SPARK_HOME", "SPARK_REMOTE", "PYTHONPATH", "SPARK_LOCAL_IP", "_JAVA_OPTIONS", "CLASSPATH"}
-    kept = {name: value for name, value in os.environ.items() if name not in drop and not name.startswith("PG")}
+    drop = {
+        "JAVA_HOME",
+        "SPARK_HOME",
+        "SPARK_REMOTE",
+        "PYTHONPATH",
+        "SPARK_LOCAL_IP",
+        "_JAVA_OPTIONS",
+        "CLASSPATH",
+    }
+    kept = {
+        name: value for name, value in os.environ.items() if name not in drop and not name.startswith("PG")
+    }
     return kept | {"PYTHONUNBUFFERED": "1"}
 
 

@@ -14,7 +14,12 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from lockstep.kernel.errors import InvalidInput
 
@@ -30,7 +35,7 @@ class Settings(BaseSettings):
     """The platform's settings. Field names are the variables' names in lower case, without `LOCKSTEP_`."""
 
     model_config = SettingsConfigDict(
-        env_prefix="LOCKSTEP_", toml_file=CONFIG_FILE, extra="ignore", frozen=True, validate_default=True
+        env_prefix="LOCKSTEP_", toml_file=CONFIG_FILE, extra="forbid", frozen=True, validate_default=True
     )
 
     home: Path = Field(
@@ -60,7 +65,9 @@ class Settings(BaseSettings):
     )
     s3: AwsPart = Field(default="embedded", description="S3: `embedded`, `aws`, or an endpoint address.")
     sqs: AwsPart = Field(default="embedded", description="SQS: `embedded`, `aws`, or an endpoint address.")
-    dynamodb: AwsPart = Field(default="embedded", description="DynamoDB: `embedded`, `aws`, or an endpoint address.")
+    dynamodb: AwsPart = Field(
+        default="embedded", description="DynamoDB: `embedded`, `aws`, or an endpoint address."
+    )
     aws_region: str = Field(default="us-east-1", min_length=1, examples=["eu-west-1"])
     spark_mode: Literal["connect", "classic"] = Field(
         default="connect",
@@ -74,7 +81,9 @@ class Settings(BaseSettings):
     )
 
     # --- names that a deployment may change --------------------------------------------------------------------
-    lake_bucket: str = Field(default="lockstep-lake", description="Bucket of the Delta tables.", examples=["acme-lake"])
+    lake_bucket: str = Field(
+        default="lockstep-lake", description="Bucket of the Delta tables.", examples=["acme-lake"]
+    )
 
     # --- ports of the embedded parts: absent = chosen free at first start, then kept --------------------------
     postgres_port: Port | None = Field(default=None, examples=["5432"])
@@ -166,7 +175,9 @@ def load_settings(**overrides: Any) -> Settings:
             problems=[_describe(problem) for problem in error.errors()],
         ) from None
     except (OSError, ValueError) as error:  # an unreadable or malformed TOML file
-        raise InvalidInput(f"{_config_file()} cannot be read: {error}", next_step="correct or remove it.") from None
+        raise InvalidInput(
+            f"{_config_file()} cannot be read: {error}", next_step="correct or remove it."
+        ) from None
     _refuse_unknown_variables()
     return settings
 
@@ -187,7 +198,9 @@ def _describe(problem: Any) -> str:
     message = str(problem["msg"]).removeprefix("Value error, ")
     name = str(problem["loc"][0]) if problem["loc"] else message.split(":", 1)[0]
     field = Settings.model_fields.get(name)
-    example = field.examples[0] if field is not None and field.examples else None
+    if field is None:
+        return f"{name} in {CONFIG_FILE}: unknown."
+    example = field.examples[0] if field.examples else None
     hint = f" Example: LOCKSTEP_{name.upper()}={example}" if example else ""
     detail = message if problem["loc"] else message.split(":", 1)[-1].strip()
     return f"LOCKSTEP_{name.upper()}: {detail}.{hint}"
