@@ -39,9 +39,7 @@ def user_settings() -> Settings:
 def up(
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            "--only", help="Start only these parts and what they need; repeat it or separate by commas."
-        ),
+        typer.Option("--only", help="Start only these parts and what they need; repeat it or separate by commas."),
     ] = None,
 ) -> None:
     """Start the embedded stack, or what is missing of it, and wait until every part is healthy."""
@@ -60,9 +58,7 @@ def up(
     ports = stack.home.ports()
     if not names:
         console.print(f"Dagster UI  http://127.0.0.1:{ports['dagster']}", highlight=False)
-        console.print(
-            "Next: `lockstep status` shows the parts, `lockstep doctor --deep` sends a message through all."
-        )
+        console.print("Next: `lockstep status` shows the parts, `lockstep doctor --deep` sends a message through all.")
 
 
 def down() -> None:
@@ -85,9 +81,7 @@ def status(as_json: Json = False) -> None:
 
 def _print_status(description: dict) -> None:
     if not description["parts"]:
-        console.print(
-            f"No stack has run in {description['home']}. Start one with `lockstep up`.", soft_wrap=True
-        )
+        console.print(f"No stack has run in {description['home']}. Start one with `lockstep up`.", soft_wrap=True)
         return
     table = Table(box=None, pad_edge=False)
     for title, justify in (("part", "left"), ("kind", "left"), ("address", "left"), ("pid", "right")):
@@ -109,9 +103,7 @@ def _print_status(description: dict) -> None:
     console.print(table)
     took = description["started_in_seconds"]
     since = f" The last full start took {took} s." if took is not None else ""
-    console.print(
-        f"{description['rss_mb'] / 1024:.2f} GB in all.{since} Home: {description['home']}", soft_wrap=True
-    )
+    console.print(f"{description['rss_mb'] / 1024:.2f} GB in all.{since} Home: {description['home']}", soft_wrap=True)
 
 
 def logs(

@@ -42,19 +42,13 @@ def _machine(stack: Stack) -> Iterator[Finding]:
     yield Finding("ok", "python", sys.version.split()[0])
     version = subprocess.run([java.java(), "-version"], capture_output=True, text=True, check=False)
     good = version.returncode == 0
-    yield Finding(
-        "ok" if good else "bad", "java", version.stderr.splitlines()[0] if good else "run `make setup`"
-    )
+    yield Finding("ok" if good else "bad", "java", version.stderr.splitlines()[0] if good else "run `make setup`")
     warning = java.java_home_warning()
     if warning:
         yield Finding("warn", "java", warning)
     yield _archives()
-    free = (
-        shutil.disk_usage(stack.home.root if stack.home.root.exists() else stack.home.root.parent).free / 1e9
-    )
-    yield Finding(
-        "ok" if free > 2 else "bad", "disk", f"{free:.1f} GB free" + ("" if free > 2 else "; free some")
-    )
+    free = shutil.disk_usage(stack.home.root if stack.home.root.exists() else stack.home.root.parent).free / 1e9
+    yield Finding("ok" if free > 2 else "bad", "disk", f"{free:.1f} GB free" + ("" if free > 2 else "; free some"))
     try:
         stack.home.prepare()
         yield Finding("ok", "home", str(stack.home.root))
@@ -67,11 +61,7 @@ def _archives() -> Finding:
         fetched = jars.fetch()
     except LockstepError as error:
         return Finding("bad", "jars", str(error))
-    words = (
-        f"{fetched} missing or damaged archives fetched again"
-        if fetched
-        else "all archives match their checksums"
-    )
+    words = f"{fetched} missing or damaged archives fetched again" if fetched else "all archives match their checksums"
     return Finding("warn" if fetched else "ok", "jars", words)
 
 

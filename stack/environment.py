@@ -38,9 +38,7 @@ def environment(settings: Settings, home: Home, ports: dict[str, int]) -> dict[s
         "LOCKSTEP_DAGSTER_CODE_PORT": str(ports["dagster_code"]),
         "DAGSTER_HOME": str(home.dagster),
     }
-    return (
-        variables | _postgres(settings, home, ports) | _aws(settings, home, ports) | _spark(settings, ports)
-    )
+    return variables | _postgres(settings, home, ports) | _aws(settings, home, ports) | _spark(settings, ports)
 
 
 def adopt(settings: Settings, target: MutableMapping[str, str] = os.environ) -> bool:

@@ -29,7 +29,7 @@ def probe(part: str, site: Site, started: datetime | None = None) -> str | None:
         if part == "dagster-daemon":
             return _dagster_daemon(site, started)
         return _PROBES[part](site)
-    except Exception as error:  # noqa: BLE001  a probe that breaks is an unhealthy part, whatever the reason
+    except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
@@ -51,9 +51,7 @@ def aws_client(service: str, site: Site) -> Any:
 def _postgres(site: Site) -> str | None:
     import psycopg  # noqa: PLC0415
 
-    with psycopg.connect(
-        site.environment["LOCKSTEP_POSTGRES_DSN"], dbname="postgres", connect_timeout=3
-    ) as connection:
+    with psycopg.connect(site.environment["LOCKSTEP_POSTGRES_DSN"], dbname="postgres", connect_timeout=3) as connection:
         connection.execute("SELECT 1")
     return None
 
@@ -83,9 +81,7 @@ def _spark(site: Site) -> str | None:
     if site.settings.spark_mode == "classic":
         return None  # there is no server: each run starts a session of its own
 
-    request = base_pb2.ExecutePlanRequest(
-        session_id="00112233-4455-6677-8899-aabbccddeeff", client_type="health"
-    )
+    request = base_pb2.ExecutePlanRequest(session_id="00112233-4455-6677-8899-aabbccddeeff", client_type="health")
     request.user_context.user_id = "health"
     request.plan.root.sql.query = "SELECT count(*) FROM range(10)"
     with _spark_channel(site) as channel:
@@ -122,9 +118,7 @@ def _dagster_daemon(site: Site, started: datetime | None) -> str | None:
     """Read the heartbeats that the daemon leaves in its storage."""
     import psycopg  # noqa: PLC0415
 
-    with psycopg.connect(
-        site.environment["LOCKSTEP_POSTGRES_DSN"], dbname="dagster", connect_timeout=3
-    ) as connection:
+    with psycopg.connect(site.environment["LOCKSTEP_POSTGRES_DSN"], dbname="dagster", connect_timeout=3) as connection:
         row = connection.execute("SELECT max(timestamp) FROM daemon_heartbeats").fetchone()
     if row is None or row[0] is None:
         return "no heartbeat yet"

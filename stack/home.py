@@ -156,9 +156,7 @@ def _free_port(taken: set[int]) -> int:
     for port in SystemRandom().sample(_PORT_RANGE, len(_PORT_RANGE)):
         if port not in taken and is_free(port):
             return port
-    raise InvalidInput(
-        "no free port was found.", next_step="stop some servers, or set the LOCKSTEP_*_PORT variables."
-    )
+    raise InvalidInput("no free port was found.", next_step="stop some servers, or set the LOCKSTEP_*_PORT variables.")
 
 
 def _taken_by(port: int) -> str:

@@ -187,9 +187,7 @@ def resolve(bundle: str) -> list[Jar]:
     wanted = BUNDLES[bundle]
     context = _maven()
     pin = "!" if wanted.pin_declared_versions else ""
-    roots = [
-        context.create_dependency(root + pin, _excluded(context, wanted.excluded)) for root in wanted.roots
-    ]
+    roots = [context.create_dependency(root + pin, _excluded(context, wanted.excluded)) for root in wanted.roots]
     inputs, transitive = context.resolver.resolve(roots)
     # The inputs carry no scope: filtering them by scope would silently drop the root archives.
     needed = [*inputs, *(dep for dep in transitive if dep.scope in ("compile", "runtime"))]

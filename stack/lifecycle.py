@@ -182,14 +182,14 @@ class Stack:
 
     def reset(self) -> None:
         """Stop the stack and delete its folder."""
-        if self.home.root.exists() and not (self.home.root / "credentials.json").exists():
-            if any(self.home.root.iterdir()):
-                raise InvalidInput(
-                    f"{self.home.root} does not look like the folder of a stack; nothing was deleted.",
-                    next_step="check LOCKSTEP_HOME.",
-                )
+        root = self.home.root
+        if root.exists() and any(root.iterdir()) and not (root / "credentials.json").exists():
+            raise InvalidInput(
+                f"{root} does not look like the folder of a stack; nothing was deleted.",
+                next_step="check LOCKSTEP_HOME.",
+            )
         self.down()
-        shutil.rmtree(self.home.root, ignore_errors=True)
+        shutil.rmtree(root, ignore_errors=True)
 
     def restart(self, part: str) -> None:
         """Stop one part and start it again, waiting for its health."""
@@ -220,13 +220,9 @@ class Stack:
             return []
         site = self.site()
         with ThreadPoolExecutor(len(PARTS)) as pool:
-            return list(
-                pool.map(lambda part: self._status(part, site, states.get(part.name), restarts), PARTS)
-            )
+            return list(pool.map(lambda part: self._status(part, site, states.get(part.name), restarts), PARTS))
 
-    def _status(
-        self, part: Part, site: Site, state: dict[str, Any] | None, restarts: dict[str, int]
-    ) -> PartStatus:
+    def _status(self, part: Part, site: Site, state: dict[str, Any] | None, restarts: dict[str, int]) -> PartStatus:
         external = self.settings.external(part.name)
         up = external or bool(state and state["statename"] in ("RUNNING", "STARTING"))
         reason = probe(part.name, site, started=_start_of(state)) if up else _why_down(state)

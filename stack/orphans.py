@@ -21,9 +21,7 @@ from stack.home import Home
 def members(home: Home) -> list[psutil.Process]:
     """The living processes of this home's stack, the supervisor included."""
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
-    found = [
-        process for process in psutil.process_iter() if process.pid not in own and _belongs(process, home)
-    ]
+    found = [process for process in psutil.process_iter() if process.pid not in own and _belongs(process, home)]
     known = {process.pid for process in found}
     for process in list(found):
         found += [child for child in _children(process) if child.pid not in known]

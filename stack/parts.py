@@ -463,9 +463,7 @@ def select(only: list[str], settings: Settings) -> list[Part]:
     by_name = {part.name: part for part in PARTS}
     unknown = sorted(set(only) - set(by_name))
     if unknown:
-        raise InvalidInput(
-            f"unknown part: {', '.join(unknown)}.", next_step=f"choose from {', '.join(by_name)}."
-        )
+        raise InvalidInput(f"unknown part: {', '.join(unknown)}.", next_step=f"choose from {', '.join(by_name)}.")
     wanted: set[str] = set()
 
     def want(name: str) -> None:

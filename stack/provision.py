@@ -87,9 +87,7 @@ def _postgres(site: Site) -> None:
         for database in DATABASES:
             if database not in present:
                 with suppress(psycopg.errors.DuplicateDatabase):  # another starter was quicker
-                    connection.execute(
-                        psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(database))
-                    )
+                    connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(database)))
     for package, variable in MIGRATIONS:
         migrate(site.environment[variable], package)
 
@@ -100,11 +98,7 @@ def _s3(site: Site) -> None:
         for name in buckets(site):
             if name not in present:
                 region = site.settings.aws_region
-                where = (
-                    {}
-                    if region == "us-east-1"
-                    else {"CreateBucketConfiguration": {"LocationConstraint": region}}
-                )
+                where = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
                 client.create_bucket(Bucket=name, **where)
 
 
@@ -143,9 +137,7 @@ def _dynamodb(site: Site) -> None:
         for table in TABLES:
             with suppress(client.exceptions.ResourceInUseException):
                 client.create_table(**_definition(table))
-            client.get_waiter("table_exists").wait(
-                TableName=table.name, WaiterConfig={"Delay": 1, "MaxAttempts": 60}
-            )
+            client.get_waiter("table_exists").wait(TableName=table.name, WaiterConfig={"Delay": 1, "MaxAttempts": 60})
             _ensure_ttl(client, table)
 
 
@@ -155,9 +147,7 @@ def _definition(table: Table) -> dict[str, Any]:
     definition: dict[str, Any] = {
         "TableName": table.name,
         "BillingMode": "PAY_PER_REQUEST",
-        "AttributeDefinitions": [
-            {"AttributeName": key, "AttributeType": "S"} for key in [*keys, *index_keys]
-        ],
+        "AttributeDefinitions": [{"AttributeName": key, "AttributeType": "S"} for key in [*keys, *index_keys]],
         "KeySchema": _key_schema(keys),
     }
     if table.index:
@@ -174,9 +164,7 @@ def _definition(table: Table) -> dict[str, Any]:
 
 
 def _key_schema(keys: list[str]) -> list[dict[str, str]]:
-    return [
-        {"AttributeName": key, "KeyType": kind} for key, kind in zip(keys, ("HASH", "RANGE"), strict=False)
-    ]
+    return [{"AttributeName": key, "KeyType": kind} for key, kind in zip(keys, ("HASH", "RANGE"), strict=False)]
 
 
 def _ensure_ttl(client: Any, table: Table) -> None:
@@ -205,9 +193,7 @@ def _dagster(site: Site) -> None:
         timeout=120,
     )
     if done.returncode:
-        raise Terminal(
-            f"Dagster's storage could not be prepared: {done.stderr.strip()[-600:]}", unit="dagster"
-        )
+        raise Terminal(f"Dagster's storage could not be prepared: {done.stderr.strip()[-600:]}", unit="dagster")
 
 
 _STEPS: dict[str, Callable[[Site], None]] = {

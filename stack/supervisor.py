@@ -136,9 +136,7 @@ class Supervisor:
             self._call("supervisor.startProcess", part, False)
         except xmlrpc.client.Fault as fault:
             if "ALREADY_STARTED" not in fault.faultString:
-                raise Terminal(
-                    fault.faultString, unit=part, next_step=f"see `lockstep logs {part}`."
-                ) from fault
+                raise Terminal(fault.faultString, unit=part, next_step=f"see `lockstep logs {part}`.") from fault
 
     def stop(self, part: str) -> None:
         """Stop a part and wait for its end."""
@@ -180,9 +178,7 @@ def _clean_environment() -> dict[str, str]:
         "_JAVA_OPTIONS",
         "CLASSPATH",
     }
-    kept = {
-        name: value for name, value in os.environ.items() if name not in drop and not name.startswith("PG")
-    }
+    kept = {name: value for name, value in os.environ.items() if name not in drop and not name.startswith("PG")}
     return kept | {"PYTHONUNBUFFERED": "1"}
 
 

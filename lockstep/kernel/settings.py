@@ -65,13 +65,11 @@ class Settings(BaseSettings):
     )
     s3: AwsPart = Field(default="embedded", description="S3: `embedded`, `aws`, or an endpoint address.")
     sqs: AwsPart = Field(default="embedded", description="SQS: `embedded`, `aws`, or an endpoint address.")
-    dynamodb: AwsPart = Field(
-        default="embedded", description="DynamoDB: `embedded`, `aws`, or an endpoint address."
-    )
+    dynamodb: AwsPart = Field(default="embedded", description="DynamoDB: `embedded`, `aws`, or an endpoint address.")
     aws_region: str = Field(default="us-east-1", min_length=1, examples=["eu-west-1"])
     spark_mode: Literal["connect", "classic"] = Field(
         default="connect",
-        description="`connect`: one warm Spark Connect server. `classic`: a JVM inside each run, for people without one.",
+        description="`connect`: one warm Spark Connect server. `classic`: a JVM inside each run, without a server.",
         examples=["connect"],
     )
     spark_remote: str | None = Field(
@@ -81,9 +79,7 @@ class Settings(BaseSettings):
     )
 
     # --- names that a deployment may change --------------------------------------------------------------------
-    lake_bucket: str = Field(
-        default="lockstep-lake", description="Bucket of the Delta tables.", examples=["acme-lake"]
-    )
+    lake_bucket: str = Field(default="lockstep-lake", description="Bucket of the Delta tables.", examples=["acme-lake"])
 
     # --- ports of the embedded parts: absent = chosen free at first start, then kept --------------------------
     postgres_port: Port | None = Field(default=None, examples=["5432"])
@@ -175,9 +171,7 @@ def load_settings(**overrides: Any) -> Settings:
             problems=[_describe(problem) for problem in error.errors()],
         ) from None
     except (OSError, ValueError) as error:  # an unreadable or malformed TOML file
-        raise InvalidInput(
-            f"{_config_file()} cannot be read: {error}", next_step="correct or remove it."
-        ) from None
+        raise InvalidInput(f"{_config_file()} cannot be read: {error}", next_step="correct or remove it.") from None
     _refuse_unknown_variables()
     return settings
 

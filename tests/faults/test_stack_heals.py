@@ -41,22 +41,16 @@ class Keepsakes:
 
     def check(self) -> None:
         with psycopg.connect(self._dsn) as connection:
-            found = connection.execute(
-                "SELECT 1 FROM public.keepsake WHERE token = %s", [self.token]
-            ).fetchone()
+            found = connection.execute("SELECT 1 FROM public.keepsake WHERE token = %s", [self.token]).fetchone()
         assert found, "PostgreSQL lost an acknowledged row"
         item = boto3.client("dynamodb").get_item(
             TableName="bronze_committed", Key={"tick_id": {"S": self.token}}, ConsistentRead=True
         )
         assert "Item" in item, "DynamoDB lost an acknowledged item"
         sqs = boto3.client("sqs")
-        messages = sqs.receive_message(QueueUrl=_keepsake_queue(sqs, self.token), WaitTimeSeconds=5).get(
-            "Messages"
-        )
+        messages = sqs.receive_message(QueueUrl=_keepsake_queue(sqs, self.token), WaitTimeSeconds=5).get("Messages")
         assert messages and messages[0]["Body"] == self.token, "SQS lost an acknowledged message"
-        body = (
-            boto3.client("s3").get_object(Bucket="lockstep-lake", Key=f"keepsake/{self.token}")["Body"].read()
-        )
+        body = boto3.client("s3").get_object(Bucket="lockstep-lake", Key=f"keepsake/{self.token}")["Body"].read()
         assert body == b"kept", "S3 lost an acknowledged object"
 
 

@@ -84,9 +84,7 @@ def test_provisioning_again_changes_nothing(stack: Stack, sqs: Any, dynamodb: An
 
 def _inventory(sqs: Any, dynamodb: Any, s3: Any) -> dict[str, Any]:
     queues = {
-        url: sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["RedrivePolicy", "VisibilityTimeout"])[
-            "Attributes"
-        ]
+        url: sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["RedrivePolicy", "VisibilityTimeout"])["Attributes"]
         for url in sqs.list_queues().get("QueueUrls", [])
         if "/test-" not in url
     }
@@ -103,9 +101,7 @@ def test_queues_send_what_was_received_too_often_to_their_dead_letters(sqs: Any)
     dead = sqs.get_queue_url(QueueName="bronze-completed-dlq")["QueueUrl"]
     url = sqs.get_queue_url(QueueName="bronze-completed")["QueueUrl"]
     policy = json.loads(
-        sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["RedrivePolicy"])["Attributes"][
-            "RedrivePolicy"
-        ]
+        sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["RedrivePolicy"])["Attributes"]["RedrivePolicy"]
     )
     assert int(policy["maxReceiveCount"]) == 5
     sqs.send_message(QueueUrl=url, MessageBody="poison")
@@ -135,9 +131,7 @@ def test_a_change_of_a_table_is_seen_in_its_stream(dynamodb: Any) -> None:
         iterator = streams.get_shard_iterator(
             StreamArn=arn, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON"
         )["ShardIterator"]
-        seen += [
-            record["dynamodb"]["Keys"] for record in streams.get_records(ShardIterator=iterator)["Records"]
-        ]
+        seen += [record["dynamodb"]["Keys"] for record in streams.get_records(ShardIterator=iterator)["Records"]]
     assert key in seen
     dynamodb.delete_item(TableName="ddapi_queue", Key=key)
 

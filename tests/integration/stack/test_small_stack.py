@@ -39,9 +39,7 @@ def lockstep(home: Path, *words: str, **variables: str) -> subprocess.CompletedP
 
 
 def _environment(home: Path) -> dict[str, str]:
-    plain = {
-        name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "AWS_", "PG"))
-    }
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "AWS_", "PG"))}
     return plain | {"LOCKSTEP_HOME": str(home)}
 
 
@@ -83,9 +81,7 @@ def _write(variables: dict[str, str]) -> str:
     with psycopg.connect(variables["LOCKSTEP_POSTGRES_DSN"]) as connection:
         connection.execute("CREATE TABLE keepsake AS SELECT 'kept' AS word")
     client = _sqs(variables)
-    client.send_message(
-        QueueUrl=client.get_queue_url(QueueName="job-chunk-work")["QueueUrl"], MessageBody="kept"
-    )
+    client.send_message(QueueUrl=client.get_queue_url(QueueName="job-chunk-work")["QueueUrl"], MessageBody="kept")
     return "job-chunk-work"
 
 
@@ -93,9 +89,7 @@ def _read(variables: dict[str, str], queue: str) -> tuple[str, str]:
     with psycopg.connect(variables["LOCKSTEP_POSTGRES_DSN"]) as connection:
         (row,) = connection.execute("SELECT word FROM keepsake").fetchone()
     client = _sqs(variables)
-    answer = client.receive_message(
-        QueueUrl=client.get_queue_url(QueueName=queue)["QueueUrl"], WaitTimeSeconds=5
-    )
+    answer = client.receive_message(QueueUrl=client.get_queue_url(QueueName=queue)["QueueUrl"], WaitTimeSeconds=5)
     return row, answer["Messages"][0]["Body"]
 
 

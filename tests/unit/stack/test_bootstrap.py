@@ -66,9 +66,7 @@ def test_without_a_network_the_whole_command_ends_with_one_line(tmp_path: Path) 
 
 def test_the_pinned_block_of_a_package_carries_its_hashes() -> None:
     lock = "aaa==1 \\\n    --hash=sha256:1\nuv==0.9 \\\n    --hash=sha256:2 \\\n    --hash=sha256:3\nzzz==1\n"
-    assert (
-        bootstrap.requirement_block("uv", lock) == "uv==0.9 \\\n    --hash=sha256:2 \\\n    --hash=sha256:3"
-    )
+    assert bootstrap.requirement_block("uv", lock) == "uv==0.9 \\\n    --hash=sha256:2 \\\n    --hash=sha256:3"
 
 
 def test_the_locks_name_packages_and_no_address() -> None:

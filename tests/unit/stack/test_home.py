@@ -66,7 +66,7 @@ def test_damaged_credentials_are_refused_and_never_replaced_in_silence(home: Hom
 
 def test_a_home_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidInput, match="cannot write to .*LOCKSTEP_HOME"):
+    with pytest.raises(InvalidInput, match=r"cannot write to .*LOCKSTEP_HOME"):
         Home(tmp_path / "file" / "home").prepare()
 
 
@@ -103,10 +103,7 @@ def test_an_external_postgres_holds_all_databases(home: Home) -> None:
         home=home.root, postgres_dsn="postgresql://me:pw%40@db.example.com:6432/lockstep?sslmode=require"
     )
     variables = environment(settings, home, ports)
-    assert (
-        variables["LOCKSTEP_WAREHOUSE_DSN"]
-        == "postgresql://me:pw%40@db.example.com:6432/warehouse?sslmode=require"
-    )
+    assert variables["LOCKSTEP_WAREHOUSE_DSN"] == "postgresql://me:pw%40@db.example.com:6432/warehouse?sslmode=require"
     assert variables["DAGSTER_PG_HOST"] == "db.example.com"
     assert variables["DAGSTER_PG_PASSWORD"] == "pw@"
 
