@@ -79,8 +79,8 @@ def selftest_rows_check(
 
 
 def _delete_message(context: dg.AssetExecutionContext, sqs: SqsResource, receipt_handle: str) -> None:
-    # The rows are committed, so the run has succeeded whatever SQS says. A handle goes stale when the message was
-    # delivered again meanwhile: the sensor then finds the succeeded run and deletes the message itself.
+    # The rows are committed, so the run has succeeded whatever SQS says. A handle goes stale when the message
+    # was delivered again meanwhile: the sensor then finds the succeeded run and deletes the message itself.
     client = sqs.get_client()
     try:
         url = client.get_queue_url(QueueName=QUEUE)["QueueUrl"]
