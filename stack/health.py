@@ -20,9 +20,14 @@ Probe = Callable[[Site], str | None]
 DAEMON_SILENCE = timedelta(seconds=90)
 
 
-def probe(part: str, site: Site) -> str | None:
-    """Ask one part for a sign of life; None means healthy."""
+def probe(part: str, site: Site, started: datetime | None = None) -> str | None:
+    """Ask one part for a sign of life; None means healthy.
+
+    `started` is when its process began: signs that an earlier process left behind do not count.
+    """
     try:
+        if part == "dagster-daemon":
+            return _dagster_daemon(site, started)
         return _PROBES[part](site)
     except Exception as error:  # noqa: BLE001  a probe that breaks is an unhealthy part, whatever the reason
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]
@@ -71,16 +76,28 @@ def _s3(site: Site) -> str | None:
 
 def _spark(site: Site) -> str | None:
     """Run a query: the port opens seconds before the server can, and stays open when its executors are dead."""
-    import grpc  # noqa: PLC0415
     from pyspark.sql.connect.proto import base_pb2, base_pb2_grpc  # noqa: PLC0415
+
+    if site.settings.spark_mode == "classic":
+        return None  # there is no server: each run starts a session of its own
 
     request = base_pb2.ExecutePlanRequest(session_id="00112233-4455-6677-8899-aabbccddeeff", client_type="health")
     request.user_context.user_id = "health"
     request.plan.root.sql.query = "SELECT count(*) FROM range(10)"
-    with grpc.insecure_channel(f"{LOOPBACK}:{site.ports['spark']}") as channel:
+    with _spark_channel(site) as channel:
         stub = base_pb2_grpc.SparkConnectServiceStub(channel)
         rows = sum(answer.arrow_batch.row_count for answer in stub.ExecutePlan(request, timeout=30))
     return None if rows == 1 else "the query gave no row"
+
+
+def _spark_channel(site: Site) -> Any:
+    import grpc  # noqa: PLC0415
+
+    if not site.settings.external("spark"):
+        return grpc.insecure_channel(f"{LOOPBACK}:{site.ports['spark']}")
+    from pyspark.sql.connect.client import DefaultChannelBuilder  # noqa: PLC0415  # knows tokens and TLS
+
+    return DefaultChannelBuilder(site.environment["LOCKSTEP_SPARK_REMOTE"]).toChannel()
 
 
 def _dagster_code(site: Site) -> str | None:
@@ -97,16 +114,18 @@ def _dagster(site: Site) -> str | None:
     return _http(f"http://{LOOPBACK}:{site.ports['dagster']}/server_info")
 
 
-def _dagster_daemon(site: Site) -> str | None:
+def _dagster_daemon(site: Site, started: datetime | None) -> str | None:
     """Read the heartbeats that the daemon leaves in its storage."""
     import psycopg  # noqa: PLC0415
 
     with psycopg.connect(site.environment["LOCKSTEP_POSTGRES_DSN"], dbname="dagster", connect_timeout=3) as connection:
-        row = connection.execute("SELECT min(timestamp), count(*) FROM daemon_heartbeats").fetchone()
-    oldest, daemons = row if row else (None, 0)
-    if not daemons:
+        row = connection.execute("SELECT max(timestamp) FROM daemon_heartbeats").fetchone()
+    if row is None or row[0] is None:
         return "no heartbeat yet"
-    age = datetime.now(UTC) - oldest.replace(tzinfo=UTC)
+    beat = row[0].replace(tzinfo=UTC)
+    if started is not None and beat < started:
+        return "no heartbeat since its start"
+    age = datetime.now(UTC) - beat
     return None if age < DAEMON_SILENCE else f"last heartbeat {age.total_seconds():.0f} s ago"
 
 
@@ -129,7 +148,6 @@ _PROBES: dict[str, Probe] = {
     "spark": _spark,
     "dagster-code": _dagster_code,
     "dagster": _dagster,
-    "dagster-daemon": _dagster_daemon,
     "exports": _service("exports"),
     "ingest": _service("ingest"),
     "readiness": _service("readiness"),

