@@ -5,6 +5,7 @@ No `from __future__ import annotations`: Dagster reads the annotations of `confi
 """
 
 import dagster as dg
+from botocore.exceptions import BotoCoreError, ClientError
 
 from lockstep.kernel.clock import SystemClock
 from lockstep.selftest import rules, worker
@@ -46,7 +47,7 @@ def selftest_table(
     path, now = lake.table_path(TABLE), SystemClock().now()
     receipt = worker.write(spark.spark_session, path, request, now=now)
     if config.receipt_handle:
-        _delete_message(sqs, config.receipt_handle)
+        _delete_message(context, sqs, config.receipt_handle)
     worker.prune(spark.spark_session, path, now=now)
     context.log.info("self-test %s: %s rows in %s", request.id, receipt.rows, path)
     return dg.MaterializeResult(metadata=_metadata(config.id, config.rows, receipt))
@@ -77,13 +78,15 @@ def selftest_rows_check(
     )
 
 
-def _delete_message(sqs: SqsResource, receipt_handle: str) -> None:
-    # If the message was delivered again meanwhile, this handle is stale and SQS may keep the message: the
-    # sensor then finds the succeeded run and deletes it.
+def _delete_message(context: dg.AssetExecutionContext, sqs: SqsResource, receipt_handle: str) -> None:
+    # The rows are committed, so the run has succeeded whatever SQS says. A handle goes stale when the message
+    # was delivered again meanwhile: the sensor then finds the succeeded run and deletes the message itself.
     client = sqs.get_client()
-    client.delete_message(
-        QueueUrl=client.get_queue_url(QueueName=QUEUE)["QueueUrl"], ReceiptHandle=receipt_handle
-    )
+    try:
+        url = client.get_queue_url(QueueName=QUEUE)["QueueUrl"]
+        client.delete_message(QueueUrl=url, ReceiptHandle=receipt_handle)
+    except (BotoCoreError, ClientError) as error:
+        context.log.warning("message not deleted yet, the sensor will: %s", error)
 
 
 def _metadata(token: str, asked: int, receipt: SelftestReceipt) -> dict[str, dg.MetadataValue]:

@@ -26,7 +26,7 @@ from services.middleware import BodyLimit, TraceAndLog
 from services.problems import install_problems
 
 MAX_BODY_BYTES = 1024 * 1024
-CHECK_TIMEOUT_SECONDS = 5.0
+CHECK_TIMEOUT_SECONDS = 4.0
 
 _log = get_logger("lockstep.readiness_checks")
 

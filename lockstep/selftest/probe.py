@@ -82,9 +82,8 @@ class ProbeResult:
 def submit(sqs: SQSClient, rows: int = 1000, *, ids: IdSource | None = None) -> str:
     """Send one self-test message and return its token. The queue is created if it is not there yet."""
     request = parse_request((ids or SystemIds()).new_id(), rows)
-    url = sqs.create_queue(QueueName=QUEUE)["QueueUrl"]
     sqs.send_message(
-        QueueUrl=url,
+        QueueUrl=_queue_url(sqs),
         MessageBody=json.dumps({"id": request.id, "rows": request.rows}),
         MessageAttributes={
             trace.MESSAGE_ATTRIBUTE: {"DataType": "String", "StringValue": trace.traceparent()},
@@ -179,6 +178,14 @@ def read_progress(data: dict[str, Any]) -> Progress:
         detail=evaluation.get("description") or "",
         runs=len(runs["results"]),
     )
+
+
+def _queue_url(sqs: SQSClient) -> str:
+    # Asked first: creating a queue that exists with other attributes is an error.
+    try:
+        return sqs.get_queue_url(QueueName=QUEUE)["QueueUrl"]
+    except sqs.exceptions.QueueDoesNotExist:
+        return sqs.create_queue(QueueName=QUEUE)["QueueUrl"]
 
 
 def _look(http: httpx.Client, token: str) -> Progress | None:
