@@ -1,1 +1,1 @@
-"""Sensors, one module per pipeline: read hints, read the ledger, request runs. No business rule lives here."""
+"""Sensors, one module per pipeline: read hints, read the ledger, request runs. No business rule."""

@@ -1,0 +1,53 @@
+# Two commands do everything: `make demo` runs the platform, `make test` tests it. Each sets up first what is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+# Tests use a stack of their own, so they run beside a stack that is up.
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup up down status demo lint format test test-long bench lock clean
+
+help: ## Show this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Install everything into .venv and the jar cache (instant when nothing changed)
+	@$(PYTHON) stack/bootstrap.py
+
+up: setup ## Start the embedded stack and print its addresses
+	@$(BIN)/lockstep up
+
+down: setup ## Stop the embedded stack; data stays
+	@$(BIN)/lockstep down
+
+status: setup ## Show the parts, their addresses and memory
+	@$(BIN)/lockstep status
+
+demo: setup ## Run the platform's main job on the embedded stack
+	@$(BIN)/lockstep demo
+
+lint: setup ## Format check, lint, types, definitions
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/dg check defs
+
+format: setup ## Format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: setup ## Run all tests on an embedded stack of their own
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not serial and not long"
+	$(BIN)/pytest -m "serial and not long"
+
+test-long: setup ## The long fault and property runs
+	$(BIN)/pytest -m long
+
+bench: setup ## Print the benchmark ratios
+	$(BIN)/lockstep bench
+
+lock: setup ## Pin the dependencies anew after a change of pyproject.toml or stack/jars.py
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --generate-hashes --no-emit-index-url --no-annotate --python-version 3.11 -o requirements.lock -q
+	$(BIN)/python -m stack.jars lock
+
+clean: ## Remove the environment (not the data of the stack)
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,40 @@
+"""The one choice of resources: from settings to what assets and sensors receive.
+
+What belongs here: which resource stands behind which key. What does not: any other decision by environment;
+there is none elsewhere. Nothing is opened here: addresses are `EnvVar`, read when a run or a tick needs them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+from dagster_aws.s3 import S3Resource
+
+from lockstep.kernel.settings import Settings
+from resources.aws import DynamoDBResource, SqsResource
+from resources.databases import PostgresResource, WarehouseResource
+from resources.lake import LakeResource
+from resources.spark import SparkResource
+
+
+def build_resources(settings: Settings) -> dict[str, Any]:
+    """Every resource of the platform, by the name that assets and sensors ask for."""
+    return {
+        "spark": _spark(settings),
+        "lake": LakeResource(bucket=settings.lake_bucket),
+        "s3": S3Resource(region_name=settings.aws_region),
+        "sqs": SqsResource(region_name=settings.aws_region),
+        "dynamodb": DynamoDBResource(region_name=settings.aws_region),
+        "postgres": PostgresResource(dsn=dg.EnvVar("LOCKSTEP_POSTGRES_DSN")),
+        "source": PostgresResource(dsn=dg.EnvVar("LOCKSTEP_SOURCE_DSN")),
+        "warehouse": WarehouseResource(
+            dsn=dg.EnvVar("LOCKSTEP_WAREHOUSE_DSN"), dialect=settings.warehouse_dialect
+        ),
+    }
+
+
+def _spark(settings: Settings) -> SparkResource:
+    if settings.spark_mode == "classic":
+        return SparkResource(mode="classic")
+    return SparkResource(mode="connect", remote=dg.EnvVar("LOCKSTEP_SPARK_REMOTE"))

@@ -1,0 +1,34 @@
+"""AWS clients with bounds on every call, for Dagster resources and HTTP services alike. Knows no Dagster.
+
+What belongs here: timeouts, retries, pool sizes. What does not: endpoints and credentials, which boto3 reads
+from the `AWS_*` variables by itself, so that nothing here can tell an embedded part from AWS.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import boto3
+from botocore.config import Config
+
+CONNECT_TIMEOUT_SECONDS = 5
+READ_TIMEOUT_SECONDS = 30  # above 20 s, the longest long poll of SQS
+MAX_ATTEMPTS = 4
+
+
+def aws_client(
+    service: str,
+    *,
+    region: str,
+    connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
+    read_timeout: float = READ_TIMEOUT_SECONDS,
+    max_attempts: int = MAX_ATTEMPTS,
+) -> Any:
+    """A client of `service`, safe to share between threads. `max_attempts` counts the first call too."""
+    config = Config(
+        connect_timeout=connect_timeout,
+        read_timeout=read_timeout,
+        retries={"total_max_attempts": max_attempts, "mode": "standard"},
+    )
+    # A session of its own: boto3's default session is not safe to create from two threads at once.
+    return boto3.session.Session(region_name=region).client(service, config=config)

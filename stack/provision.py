@@ -1,0 +1,205 @@
+"""What must exist inside the parts before anyone uses them: databases, migrations, buckets, queues, tables, pools.
+
+Everything is created if absent and left alone if present, so running this twice changes nothing. The names are the
+ones the pipelines use; what flows through them is not known here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.kernel.errors import Terminal
+from lockstep.kernel.settings import PROJECT_ROOT
+from stack.environment import DATABASES
+from stack.health import aws_client
+from stack.parts import Site
+
+DAY = 24 * 3600
+
+# Packages with a `migrations` folder, and the database that each one's tables live in.
+MIGRATIONS = (("lockstep.kernel", "LOCKSTEP_POSTGRES_DSN"),)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A work queue and the queue that takes what was received too often."""
+
+    name: str
+    dead_letters: str | None = None
+    max_receives: int = 5
+    visibility_seconds: int = 900
+    retention_seconds: int = 4 * DAY
+
+
+@dataclass(frozen=True)
+class Table:
+    """A DynamoDB table; keys are strings."""
+
+    name: str
+    partition_key: str
+    sort_key: str | None = None
+    index: tuple[str, str, str] | None = None
+    ttl: str | None = None
+    stream: bool = False
+
+
+def buckets(site: Site) -> tuple[str, ...]:
+    """The buckets of the platform."""
+    return (site.settings.lake_bucket, "raw-ddapi", "lockstep-exports", "lockstep-ticks")
+
+
+# A dead-letter queue keeps the original enqueue time, so it must retain for longer than its source.
+QUEUES = (
+    Queue("lockstep-selftest", dead_letters="lockstep-selftest-dlq", max_receives=20, visibility_seconds=60),
+    Queue("job-chunk-work"),
+    Queue("job-chunk-parking", retention_seconds=14 * DAY),
+    Queue("bronze-completed", dead_letters="bronze-completed-dlq"),
+)
+
+TABLES = (
+    Table("ddapi_queue", "vault_id", "stoptime", stream=True),
+    Table("bronze_committed", "tick_id", ttl="expires_at", stream=True),
+    Table("silver_dispatched", "tick_id", ttl="expires_at"),
+    Table("readiness", "PK", "SK", index=("GSI1", "GSI1PK", "GSI1SK"), ttl="ttl", stream=True),
+)
+
+
+def provision(part: str, site: Site) -> None:
+    """Create what belongs inside one part; parts without an entry need nothing."""
+    _STEPS.get(part, lambda site: None)(site)
+
+
+def _postgres(site: Site) -> None:
+    import psycopg  # noqa: PLC0415
+
+    from lockstep.kernel.migrate import migrate  # noqa: PLC0415
+
+    state = site.environment["LOCKSTEP_POSTGRES_DSN"]
+    with psycopg.connect(state, dbname="postgres", autocommit=True, connect_timeout=10) as connection:
+        present = {name for (name,) in connection.execute("SELECT datname FROM pg_database")}
+        for database in DATABASES:
+            if database not in present:
+                with suppress(psycopg.errors.DuplicateDatabase):  # another starter was quicker
+                    connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(database)))
+    for package, variable in MIGRATIONS:
+        migrate(site.environment[variable], package)
+
+
+def _s3(site: Site) -> None:
+    with closing(aws_client("s3", site)) as client:
+        present = {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}
+        for name in buckets(site):
+            if name not in present:
+                region = site.settings.aws_region
+                where = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+                client.create_bucket(Bucket=name, **where)
+
+
+def _sqs(site: Site) -> None:
+    with closing(aws_client("sqs", site)) as client:
+        for queue in QUEUES:
+            attributes = {
+                "VisibilityTimeout": str(queue.visibility_seconds),
+                "MessageRetentionPeriod": str(queue.retention_seconds),
+            }
+            if queue.dead_letters:
+                attributes["RedrivePolicy"] = _redrive(client, queue)
+            ensure_queue(client, queue.name, attributes)
+
+
+def _redrive(client: Any, queue: Queue) -> str:
+    address = ensure_queue(client, queue.dead_letters, {"MessageRetentionPeriod": str(14 * DAY)})
+    found = client.get_queue_attributes(QueueUrl=address, AttributeNames=["QueueArn"])
+    return json.dumps(
+        {"deadLetterTargetArn": found["Attributes"]["QueueArn"], "maxReceiveCount": str(queue.max_receives)}
+    )
+
+
+def ensure_queue(client: Any, name: str, attributes: dict[str, str]) -> str:
+    """Create a queue, or bring the attributes of an existing one up to date; return its URL."""
+    try:
+        address = client.get_queue_url(QueueName=name)["QueueUrl"]
+    except client.exceptions.QueueDoesNotExist:
+        return str(client.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"])
+    client.set_queue_attributes(QueueUrl=address, Attributes=attributes)
+    return str(address)
+
+
+def _dynamodb(site: Site) -> None:
+    with closing(aws_client("dynamodb", site)) as client:
+        for table in TABLES:
+            with suppress(client.exceptions.ResourceInUseException):
+                client.create_table(**_definition(table))
+            client.get_waiter("table_exists").wait(TableName=table.name, WaiterConfig={"Delay": 1, "MaxAttempts": 60})
+            _ensure_ttl(client, table)
+
+
+def _definition(table: Table) -> dict[str, Any]:
+    keys = [key for key in (table.partition_key, table.sort_key) if key]
+    index_keys = list(table.index[1:]) if table.index else []
+    definition: dict[str, Any] = {
+        "TableName": table.name,
+        "BillingMode": "PAY_PER_REQUEST",
+        "AttributeDefinitions": [{"AttributeName": key, "AttributeType": "S"} for key in [*keys, *index_keys]],
+        "KeySchema": _key_schema(keys),
+    }
+    if table.index:
+        definition["GlobalSecondaryIndexes"] = [
+            {
+                "IndexName": table.index[0],
+                "KeySchema": _key_schema(index_keys),
+                "Projection": {"ProjectionType": "ALL"},
+            }
+        ]
+    if table.stream:
+        definition["StreamSpecification"] = {"StreamEnabled": True, "StreamViewType": "NEW_AND_OLD_IMAGES"}
+    return definition
+
+
+def _key_schema(keys: list[str]) -> list[dict[str, str]]:
+    return [{"AttributeName": key, "KeyType": kind} for key, kind in zip(keys, ("HASH", "RANGE"), strict=False)]
+
+
+def _ensure_ttl(client: Any, table: Table) -> None:
+    if not table.ttl:
+        return
+    found = client.describe_time_to_live(TableName=table.name)["TimeToLiveDescription"]
+    if found.get("TimeToLiveStatus") not in ("ENABLED", "ENABLING"):
+        client.update_time_to_live(
+            TableName=table.name, TimeToLiveSpecification={"Enabled": True, "AttributeName": table.ttl}
+        )
+
+
+def _dagster(site: Site) -> None:
+    """Create Dagster's own tables once, before webserver and daemon race for it, and limit every lane."""
+    script = (
+        "import dagster as dg\nfrom jobs.lanes import set_pool_limits\n"
+        "with dg.DagsterInstance.get() as instance:\n    set_pool_limits(instance)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | dict(site.environment),
+        cwd=PROJECT_ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    if done.returncode:
+        raise Terminal(f"Dagster's storage could not be prepared: {done.stderr.strip()[-600:]}", unit="dagster")
+
+
+_STEPS: dict[str, Callable[[Site], None]] = {
+    "postgres": _postgres,
+    "s3": _s3,
+    "sqs": _sqs,
+    "dynamodb": _dynamodb,
+    "dagster-code": _dagster,
+}

@@ -1,0 +1,139 @@
+"""Shared fixtures: one embedded stack per test run, and fresh databases, queues and buckets on it.
+
+The stack of the tests has its own home and ports, so tests run beside a stack that is up. Every worker asks for it; the
+first one starts it; the last process of the run stops it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import boto3
+import psycopg
+import pytest
+from psycopg import sql
+
+from lockstep.kernel.settings import PROJECT_ROOT, load_settings
+
+if TYPE_CHECKING:
+    from stack.lifecycle import Stack
+
+TEST_HOME = PROJECT_ROOT / ".lockstep-test"
+
+# The user's own settings must not steer the tests.
+for _name in [name for name in os.environ if name.startswith(("LOCKSTEP_", "AWS_", "DAGSTER_", "PG"))]:
+    if _name != "AWS_CA_BUNDLE":
+        del os.environ[_name]
+os.environ["LOCKSTEP_HOME"] = str(TEST_HOME)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--keep-stack` leaves the stack running for the next invocation."""
+    parser.addoption("--keep-stack", action="store_true", help="do not stop the embedded stack at the end")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The controlling process stops the stack; workers never do."""
+    is_worker = hasattr(session.config, "workerinput")
+    if not is_worker and not session.config.getoption("--keep-stack"):
+        _test_stack().down()
+
+
+def _test_stack() -> Stack:
+    from stack.lifecycle import Stack
+
+    return Stack(load_settings(home=TEST_HOME))
+
+
+@pytest.fixture(scope="session")
+def stack() -> Stack:
+    """The embedded stack, all parts healthy, its addresses in the environment."""
+    from filelock import FileLock
+
+    running = _test_stack()
+    TEST_HOME.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(TEST_HOME) + ".lock", timeout=600):
+        try:
+            running.running()
+        except Exception:
+            running.reset()  # a new run starts empty
+        running.up()
+    os.environ.update(running.site().environment)
+    return running
+
+
+class FreshQueue(NamedTuple):
+    """A queue that only one test uses."""
+
+    name: str
+    url: str
+
+
+@pytest.fixture
+def database(stack: Stack) -> Iterator[str]:
+    """The address of an empty database, dropped afterwards."""
+    name = f"test_{secrets.token_hex(6)}"
+    state = stack.site().environment["LOCKSTEP_POSTGRES_DSN"]
+    with psycopg.connect(state, autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        yield state.rsplit("/", 1)[0] + f"/{name}"
+        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def sqs(stack: Stack) -> Any:
+    """A client of the stack's SQS."""
+    return boto3.client("sqs")
+
+
+@pytest.fixture
+def dynamodb(stack: Stack) -> Any:
+    """A client of the stack's DynamoDB."""
+    return boto3.client("dynamodb")
+
+
+@pytest.fixture
+def s3(stack: Stack) -> Any:
+    """A client of the stack's S3."""
+    return boto3.client("s3")
+
+
+@pytest.fixture
+def queue(sqs: Any) -> Iterator[FreshQueue]:
+    """A fresh queue, deleted afterwards."""
+    name = f"test-{secrets.token_hex(6)}"
+    url = sqs.create_queue(QueueName=name)["QueueUrl"]
+    yield FreshQueue(name, url)
+    sqs.delete_queue(QueueUrl=url)
+
+
+@pytest.fixture
+def bucket(s3: Any) -> str:
+    """A fresh bucket; it goes away with the stack's home."""
+    name = f"test-{secrets.token_hex(6)}"
+    s3.create_bucket(Bucket=name)
+    return name
+
+
+@pytest.fixture(scope="session")
+def spark(stack: Stack) -> Iterator[Any]:
+    """A Spark Connect session on the stack's warm server."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.builder.remote(stack.site().environment["LOCKSTEP_SPARK_REMOTE"]).create()
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def small_home(tmp_path: Path) -> Iterator[Path]:
+    """A home for a second, small stack; whatever was started in it is stopped afterwards."""
+    from stack.lifecycle import Stack
+
+    home = tmp_path / "home"
+    yield home
+    Stack(load_settings(home=home)).down()
