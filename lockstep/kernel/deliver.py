@@ -59,9 +59,7 @@ _AWS_TRANSIENT: Final = frozenset(
         "UnrecognizedClientException",
     }
 )
-_HTTP_TRANSIENT: Final = frozenset(
-    {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
-)
+_HTTP_TRANSIENT: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
 
 Sign = Callable[[str, int, bytes], Mapping[str, str]]
 """Makes the signature headers of a webhook from its id, its time in seconds and its body."""
@@ -78,9 +76,7 @@ class SqsDeliverer:
         """Send. A lost answer means that the message is sent again, with the same id."""
         attributes = {**claimed.headers, MESSAGE_ID: str(claimed.id), LANE: claimed.lane}
         if len(attributes) > _MOST_SQS_ATTRIBUTES:
-            raise Terminal(
-                f"SQS allows {_MOST_SQS_ATTRIBUTES} attributes, not {len(attributes)}.", unit=claimed.lane
-            )
+            raise Terminal(f"SQS allows {_MOST_SQS_ATTRIBUTES} attributes, not {len(attributes)}.", unit=claimed.lane)
         name = claimed.destination.address
         order = {"MessageGroupId": claimed.lane[:128], "MessageDeduplicationId": str(claimed.id)}
         try:
@@ -183,12 +179,8 @@ class WebhookDeliverer:
         if 200 <= status < 300:
             return
         if status in _HTTP_TRANSIENT or status >= 500:
-            raise Transient(
-                f"the webhook answered {status}.", unit=lane, retry_after=self._seconds_until(retry_after)
-            )
-        raise Terminal(
-            f"the webhook answered {status}.", unit=lane, next_step="correct it, then resume the lane."
-        )
+            raise Transient(f"the webhook answered {status}.", unit=lane, retry_after=self._seconds_until(retry_after))
+        raise Terminal(f"the webhook answered {status}.", unit=lane, next_step="correct it, then resume the lane.")
 
     def _seconds_until(self, retry_after: str | None) -> float | None:
         """Both forms of Retry-After, bounded: a receiver may not stop its lane for a year."""

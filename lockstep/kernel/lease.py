@@ -137,6 +137,7 @@ class LeaseStore:
                 with translated("lease call", unit=lane):
                     if self._connection is None or self._connection.closed:
                         self._connection = self._connect()
+                        self._connection.autocommit = True  # a lease that waits for a commit protects nobody
                     row: Sequence[Any] | None = self._connection.execute(statement, parameters).fetchone()
                     return row
             except Transient:
@@ -166,9 +167,7 @@ class Heartbeat:
     does not release.
     """
 
-    def __init__(
-        self, store: Renewer, lease: Lease, *, every: float | None = None, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, store: Renewer, lease: Lease, *, every: float | None = None, clock: Clock | None = None) -> None:
         self._every = lease.ttl / 3 if every is None else every
         if not 0 < self._every < lease.ttl:
             raise InvalidInput("a heartbeat must be faster than the ttl of its lease.", unit=lease.lane)

@@ -77,9 +77,7 @@ UPDATE kernel.outbox SET {outcome}, claimed_by = NULL, claimed_until = NULL
    AND delivered_at IS NULL AND parked_at IS NULL""")
 _DELIVERED = _SETTLE.format(outcome=sql.SQL("delivered_at = clock_timestamp()"))
 _POSTPONE = _SETTLE.format(
-    outcome=sql.SQL(
-        "available_at = clock_timestamp() + make_interval(secs => %(seconds)s), last_error = %(error)s"
-    )
+    outcome=sql.SQL("available_at = clock_timestamp() + make_interval(secs => %(seconds)s), last_error = %(error)s")
 )
 _BLOCK = _SETTLE.format(outcome=sql.SQL("blocked_at = clock_timestamp(), last_error = %(error)s"))
 _PARK = _SETTLE.format(outcome=sql.SQL("parked_at = clock_timestamp(), last_error = %(error)s"))
@@ -123,9 +121,7 @@ class Message:
     on_exhausted: OnExhausted = "block"
 
     def __post_init__(self) -> None:
-        problems = (
-            _lane_problems(self.lane) + _header_problems(self.headers) + _payload_problems(self.payload)
-        )
+        problems = _lane_problems(self.lane) + _header_problems(self.headers) + _payload_problems(self.payload)
         if self.on_exhausted not in ("block", "park"):
             problems.append(f"on_exhausted: {self.on_exhausted!r} is neither block nor park")
         if problems:

@@ -40,6 +40,8 @@ _log = get_logger(__name__)
 # used here: between two attempts the message rests in the table and nobody waits for it.
 RELAY_POLICY = RetryPolicy(max_attempts=100, base_seconds=0.5, cap_seconds=300.0)
 CLAIM_TTL = 120.0
+# A short loss of the database just after a delivery would otherwise cost a repeat and the whole claim ttl.
+_SETTLING = RetryPolicy(max_attempts=4, base_seconds=0.2, cap_seconds=2.0, budget_seconds=5.0)
 
 Observer = Callable[[str, str, float], None]
 """Told after each message: scheme of the destination, outcome, seconds that the delivery took."""
@@ -185,7 +187,7 @@ class Relay:
                 outcome = self._failed(claimed, error)
             else:
                 crash_point("outbox.relay.delivered")
-                outcome = "delivered" if self._claims.delivered(claimed) else "lost"
+                outcome = "delivered" if self._settle(lambda: self._claims.delivered(claimed)) else "lost"
                 crash_point("outbox.relay.marked")
             self._observe(claimed.destination.scheme, outcome, self._clock.monotonic() - begun)
             return outcome
@@ -194,9 +196,7 @@ class Relay:
         deliverer = self._deliverers.get(claimed.destination.scheme)
         if deliverer is None:
             # Not the message's fault: this relay was started without the part that the writer expected.
-            raise Transient(
-                f"this relay has no deliverer for {claimed.destination.scheme}.", unit=claimed.lane
-            )
+            raise Transient(f"this relay has no deliverer for {claimed.destination.scheme}.", unit=claimed.lane)
         deliverer.deliver(claimed)
 
     def _failed(self, claimed: Claimed, error: Exception) -> str:
@@ -208,14 +208,7 @@ class Relay:
             random=self._random,
         )
         text = f"{type(error).__name__}: {error}"
-        if isinstance(decision, Later):
-            kept, outcome = self._claims.postpone(claimed, decision.seconds, text), "postponed"
-        elif decision.park:
-            kept, outcome = self._claims.park(claimed, text), "parked"
-        else:
-            kept, outcome = self._claims.block(claimed, text), "blocked"
-        if not kept:
-            outcome = "lost"
+        outcome = self._record(claimed, decision, text)
         _log.warning(
             "message not delivered",
             message=claimed.id,
@@ -226,3 +219,17 @@ class Relay:
             error=text,
         )
         return outcome
+
+    def _record(self, claimed: Claimed, decision: Later | Stop, text: str) -> str:
+        if isinstance(decision, Later):
+            seconds = decision.seconds
+            kept, outcome = self._settle(lambda: self._claims.postpone(claimed, seconds, text)), "postponed"
+        elif decision.park:
+            kept, outcome = self._settle(lambda: self._claims.park(claimed, text)), "parked"
+        else:
+            kept, outcome = self._settle(lambda: self._claims.block(claimed, text)), "blocked"
+        return outcome if kept else "lost"
+
+    def _settle(self, write: Callable[[], bool]) -> bool:
+        # Repeating is safe: if the first write did land, the second finds the claim gone and reports it lost.
+        return _SETTLING.call(write, clock=self._clock, random=self._random)

@@ -57,23 +57,15 @@ def item(dynamodb: Any, table: str, tick: str) -> Any:
     return dynamodb.get_item(TableName=table, Key=key, ConsistentRead=True).get("Item")
 
 
-def queue_name(queue: Any) -> str:
-    return str(queue["name"] if isinstance(queue, dict) else getattr(queue, "name", queue[1]))
-
-
-def queue_url(queue: Any) -> str:
-    return str(queue["url"] if isinstance(queue, dict) else getattr(queue, "url", queue[0]))
-
-
 def test_a_message_reaches_the_queue_in_order_with_its_trace(shared: Pool, sqs: Any, queue: Any) -> None:
     with bind_trace("d" * 32):
         for number in range(3):
-            put(shared, f"sqs:{queue_name(queue)}", {"number": number})
+            put(shared, f"sqs:{queue.name}", {"number": number})
     assert Relay(shared, {"sqs": SqsDeliverer(sqs)}).run_once().delivered == 3
     received: list[Any] = []
     for _ in range(20):
         received += sqs.receive_message(
-            QueueUrl=queue_url(queue),
+            QueueUrl=queue.url,
             MaxNumberOfMessages=10,
             WaitTimeSeconds=1,
             MessageAttributeNames=["All"],

@@ -181,9 +181,7 @@ class Unguarded(LeaseStore):
 
 
 @pytest.mark.parametrize(("kind", "takeover_waits"), [(LeaseStore, True), (Unguarded, False)])
-def test_without_the_guard_two_holders_write_at_once(
-    dsn: str, kind: type[LeaseStore], takeover_waits: bool
-) -> None:
+def test_without_the_guard_two_holders_write_at_once(dsn: str, kind: type[LeaseStore], takeover_waits: bool) -> None:
     with kind(on_connect(dsn, application_name="x")) as store, connect(dsn, application_name="d") as data:
         lease = held(store.acquire("lane", "a", ttl=0.05))
         with transaction(data):
@@ -222,9 +220,7 @@ def test_a_worker_paused_longer_than_its_lease_cannot_write(
 def test_a_heartbeat_survives_the_loss_of_its_connection(dsn: str, store: LeaseStore) -> None:
     lease = held(store.acquire("lane", "a", ttl=30))
     with Heartbeat(store, lease, every=0.1) as beat, connect(dsn, application_name="killer") as killer:
-        killer.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'lease-tests'"
-        )
+        killer.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'lease-tests'")
         since = killer.execute("SELECT clock_timestamp()").fetchone()
         for _ in range(300):
             row = killer.execute("SELECT renewed_at > %s FROM kernel.lease", since).fetchone()

@@ -104,9 +104,7 @@ def test_a_lower_id_that_commits_later_is_not_overtaken(
 
 def _waits_for_lock(shared: Pool) -> bool:
     with transaction(shared) as connection:
-        row = connection.execute(
-            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-        ).fetchone()
+        row = connection.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").fetchone()
     return row is not None and row[0] > 0
 
 
@@ -172,9 +170,7 @@ def test_a_spent_message_blocks_its_lane_until_a_person_resumes_it(shared: Pool,
     assert relay(shared, destination).run_once().claimed == 0
     destination.refuse.clear()
     with transaction(shared) as connection:
-        row = connection.execute(
-            "SELECT last_error FROM kernel.outbox WHERE blocked_at IS NOT NULL"
-        ).fetchone()
+        row = connection.execute("SELECT last_error FROM kernel.outbox WHERE blocked_at IS NOT NULL").fetchone()
         assert row is not None
         assert type(error).__name__ in row[0]
         assert Outbox().resume(connection, "a") == 1
@@ -279,16 +275,13 @@ def test_a_relay_outlives_the_loss_of_every_connection(shared: Pool, database: s
                 with killer.transaction():
                     Outbox().put(killer, Message("a", "sqs:q", turn))
                 killer.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                    " WHERE application_name = 'outbox-tests'"
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'outbox-tests'"
                 )
             for _ in range(600):
                 if destination.arrived and destination.arrived[-1] == 4:
                     break
                 # A claim that was cut off keeps the lane until its ttl; here we shorten the wait.
-                killer.execute(
-                    "UPDATE kernel.outbox SET claimed_until = clock_timestamp() WHERE delivered_at IS NULL"
-                )
+                killer.execute("UPDATE kernel.outbox SET claimed_until = clock_timestamp() WHERE delivered_at IS NULL")
                 threading.Event().wait(0.05)
     finally:
         stop.set()

@@ -95,9 +95,7 @@ def fill(shared: Pool, start: int = 0) -> None:
 def wait_until_empty(shared: Pool) -> None:
     for _ in range(1200):
         with transaction(shared) as connection:
-            row = connection.execute(
-                "SELECT count(*) FROM kernel.outbox WHERE delivered_at IS NULL"
-            ).fetchone()
+            row = connection.execute("SELECT count(*) FROM kernel.outbox WHERE delivered_at IS NULL").fetchone()
         if row == (0,):
             return
         threading.Event().wait(0.05)

@@ -37,9 +37,7 @@ def claimed(destination: str, payload: Any, **headers: str) -> Claimed:
 
 
 def aws(service: str) -> Any:
-    return boto3.client(
-        service, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"
-    )  # type: ignore[call-overload]
+    return boto3.client(service, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test")  # type: ignore[call-overload]
 
 
 def refusal(code: str, status: int) -> ClientError:
@@ -154,9 +152,7 @@ def test_a_webhook_receives_body_id_time_trace_and_signature() -> None:
         seen.append(request)
         return httpx.Response(204)
 
-    post(
-        accept, sign=lambda identity, moment, body: {"webhook-signature": f"{identity}/{moment}/{len(body)}"}
-    )
+    post(accept, sign=lambda identity, moment, body: {"webhook-signature": f"{identity}/{moment}/{len(body)}"})
     (request,) = seen
     assert json.loads(request.content) == {"a": "é", "b": 1}
     assert request.headers["webhook-id"] == "42"
