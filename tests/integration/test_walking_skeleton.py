@@ -75,7 +75,7 @@ def test_a_run_commits_checks_and_only_then_deletes_its_message(
 def test_a_stale_receipt_handle_does_not_fail_a_committed_run(
     sqs: Any, queue: Any, bucket: str, monkeypatch: Any
 ):
-    """Guards what a cold stack showed: a run that outlived its message's visibility turned red after its commit."""
+    """Guards what a cold stack showed: a run that outlived its message's visibility turned red, committed."""
     monkeypatch.setattr("platform_assets.selftest.QUEUE", queue.name)
     sqs.send_message(QueueUrl=queue.url, MessageBody="{}")
     stale = sqs.receive_message(QueueUrl=queue.url, VisibilityTimeout=0)["Messages"][0]["ReceiptHandle"]
