@@ -192,7 +192,9 @@ def provision(
 
 
 def doctor(
-    deep: Annotated[bool, typer.Option("--deep", help="Also send a message through every part and see it land.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also send a message through every part and see it land.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Examine this machine and the stack; every finding says what to do. Exits with 1 if something is wrong."""

@@ -63,7 +63,12 @@ def forget_own(target: MutableMapping[str, str] = os.environ) -> None:
     if not ports:
         return
     own = environment(Settings.model_construct(home=home.root), home, ports)
-    for name in ("LOCKSTEP_POSTGRES_DSN", "LOCKSTEP_WAREHOUSE_DSN", "LOCKSTEP_SOURCE_DSN", "LOCKSTEP_SPARK_REMOTE"):
+    for name in (
+        "LOCKSTEP_POSTGRES_DSN",
+        "LOCKSTEP_WAREHOUSE_DSN",
+        "LOCKSTEP_SOURCE_DSN",
+        "LOCKSTEP_SPARK_REMOTE",
+    ):
         if target.get(name) == own[name]:
             del target[name]
 

@@ -199,7 +199,13 @@ def resolve(bundle: str) -> list[Jar]:
 def _pin(artifact: object, path: Path) -> Jar:
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    names = artifact.groupId, artifact.artifactId, artifact.version, artifact.classifier or "", artifact.packaging
+    names = (
+        artifact.groupId,
+        artifact.artifactId,
+        artifact.version,
+        artifact.classifier or "",
+        artifact.packaging,
+    )
     jar = Jar(*names, path.stat().st_size, digest)
     if jar.path != path:
         raise InvalidInput(f"{jar.label} was cached at an unexpected place.", next_step="update Jar.path.")

@@ -182,14 +182,14 @@ class Stack:
 
     def reset(self) -> None:
         """Stop the stack and delete its folder."""
-        if self.home.root.exists() and not (self.home.root / "credentials.json").exists():
-            if any(self.home.root.iterdir()):
-                raise InvalidInput(
-                    f"{self.home.root} does not look like the folder of a stack; nothing was deleted.",
-                    next_step="check LOCKSTEP_HOME.",
-                )
+        root = self.home.root
+        if root.exists() and any(root.iterdir()) and not (root / "credentials.json").exists():
+            raise InvalidInput(
+                f"{root} does not look like the folder of a stack; nothing was deleted.",
+                next_step="check LOCKSTEP_HOME.",
+            )
         self.down()
-        shutil.rmtree(self.home.root, ignore_errors=True)
+        shutil.rmtree(root, ignore_errors=True)
 
     def restart(self, part: str) -> None:
         """Stop one part and start it again, waiting for its health."""
@@ -324,4 +324,3 @@ def _memory_mb(pid: int | None) -> float:
     except psutil.Error:
         return 0.0
     return round(total / 2**20, 1)
-

@@ -351,7 +351,14 @@ def _dagster_prepare(site: Site) -> None:
 def _code_command(site: Site) -> list[str]:
     return [
         _tool("dagster"),
-        *("api", "grpc", "--module-name", "platform_assets.definitions", "--working-directory", str(PROJECT_ROOT)),
+        *(
+            "api",
+            "grpc",
+            "--module-name",
+            "platform_assets.definitions",
+            "--working-directory",
+            str(PROJECT_ROOT),
+        ),
         *("--host", LOOPBACK, "--port", str(site.ports["dagster_code"]), "--location-name", "lockstep"),
     ]
 
@@ -361,7 +368,14 @@ def _workspace() -> list[str]:
 
 
 def _webserver_command(site: Site) -> list[str]:
-    return [_tool("dagster-webserver"), "--host", LOOPBACK, "--port", str(site.ports["dagster"]), *_workspace()]
+    return [
+        _tool("dagster-webserver"),
+        "--host",
+        LOOPBACK,
+        "--port",
+        str(site.ports["dagster"]),
+        *_workspace(),
+    ]
 
 
 def _service(name: str, *needs: str) -> Part:
@@ -370,7 +384,15 @@ def _service(name: str, *needs: str) -> Part:
         kind="service",
         listener=name,
         needs=needs,
-        command=lambda site: [_tool("lockstep"), "serve", name, "--host", LOOPBACK, "--port", str(site.ports[name])],
+        command=lambda site: [
+            _tool("lockstep"),
+            "serve",
+            name,
+            "--host",
+            LOOPBACK,
+            "--port",
+            str(site.ports[name]),
+        ],
         stop_seconds=20,
     )
 
@@ -441,9 +463,7 @@ def select(only: list[str], settings: Settings) -> list[Part]:
     by_name = {part.name: part for part in PARTS}
     unknown = sorted(set(only) - set(by_name))
     if unknown:
-        raise InvalidInput(
-            f"unknown part: {', '.join(unknown)}.", next_step=f"choose from {', '.join(by_name)}."
-        )
+        raise InvalidInput(f"unknown part: {', '.join(unknown)}.", next_step=f"choose from {', '.join(by_name)}.")
     wanted: set[str] = set()
 
     def want(name: str) -> None:

@@ -152,7 +152,11 @@ def _definition(table: Table) -> dict[str, Any]:
     }
     if table.index:
         definition["GlobalSecondaryIndexes"] = [
-            {"IndexName": table.index[0], "KeySchema": _key_schema(index_keys), "Projection": {"ProjectionType": "ALL"}}
+            {
+                "IndexName": table.index[0],
+                "KeySchema": _key_schema(index_keys),
+                "Projection": {"ProjectionType": "ALL"},
+            }
         ]
     if table.stream:
         definition["StreamSpecification"] = {"StreamEnabled": True, "StreamViewType": "NEW_AND_OLD_IMAGES"}

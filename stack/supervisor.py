@@ -169,7 +169,15 @@ class _BoundedTransport(xmlrpc.client.Transport):
 
 
 def _clean_environment() -> dict[str, str]:
-    drop = {"JAVA_HOME", "SPARK_HOME", "SPARK_REMOTE", "PYTHONPATH", "SPARK_LOCAL_IP", "_JAVA_OPTIONS", "CLASSPATH"}
+    drop = {
+        "JAVA_HOME",
+        "SPARK_HOME",
+        "SPARK_REMOTE",
+        "PYTHONPATH",
+        "SPARK_LOCAL_IP",
+        "_JAVA_OPTIONS",
+        "CLASSPATH",
+    }
     kept = {name: value for name, value in os.environ.items() if name not in drop and not name.startswith("PG")}
     return kept | {"PYTHONUNBUFFERED": "1"}
 

@@ -14,7 +14,12 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from lockstep.kernel.errors import InvalidInput
 
@@ -30,7 +35,7 @@ class Settings(BaseSettings):
     """The platform's settings. Field names are the variables' names in lower case, without `LOCKSTEP_`."""
 
     model_config = SettingsConfigDict(
-        env_prefix="LOCKSTEP_", toml_file=CONFIG_FILE, extra="ignore", frozen=True, validate_default=True
+        env_prefix="LOCKSTEP_", toml_file=CONFIG_FILE, extra="forbid", frozen=True, validate_default=True
     )
 
     home: Path = Field(
@@ -64,7 +69,7 @@ class Settings(BaseSettings):
     aws_region: str = Field(default="us-east-1", min_length=1, examples=["eu-west-1"])
     spark_mode: Literal["connect", "classic"] = Field(
         default="connect",
-        description="`connect`: one warm Spark Connect server. `classic`: a JVM inside each run, for people without one.",
+        description="`connect`: one warm Spark Connect server. `classic`: a JVM inside each run, without a server.",
         examples=["connect"],
     )
     spark_remote: str | None = Field(
@@ -187,7 +192,9 @@ def _describe(problem: Any) -> str:
     message = str(problem["msg"]).removeprefix("Value error, ")
     name = str(problem["loc"][0]) if problem["loc"] else message.split(":", 1)[0]
     field = Settings.model_fields.get(name)
-    example = field.examples[0] if field is not None and field.examples else None
+    if field is None:
+        return f"{name} in {CONFIG_FILE}: unknown."
+    example = field.examples[0] if field.examples else None
     hint = f" Example: LOCKSTEP_{name.upper()}={example}" if example else ""
     detail = message if problem["loc"] else message.split(":", 1)[-1].strip()
     return f"LOCKSTEP_{name.upper()}: {detail}.{hint}"

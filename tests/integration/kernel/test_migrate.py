@@ -23,12 +23,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
     folder = tmp_path / name / "migrations"
     folder.mkdir(parents=True)
     (tmp_path / name / "__init__.py").write_text("")
-    (folder / "0001_orders.sql").write_text(
-        "CREATE TABLE orders (id int PRIMARY KEY, note text DEFAULT '100%');\n"
-    )
-    (folder / "0002_lines.sql").write_text(
-        "ALTER TABLE orders ADD lines int; CREATE INDEX ON orders (lines);\n"
-    )
+    (folder / "0001_orders.sql").write_text("CREATE TABLE orders (id int PRIMARY KEY, note text DEFAULT '100%');\n")
+    (folder / "0002_lines.sql").write_text("ALTER TABLE orders ADD lines int; CREATE INDEX ON orders (lines);\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     return folder
 

@@ -14,9 +14,7 @@ pytestmark = pytest.mark.stack
 
 def test_every_connection_has_its_limits_set(database: str) -> None:
     """A connection without limits waits for ever behind a lock that a dead client holds."""
-    with connect(
-        SecretStr(database), application_name="tests", statement_timeout=7, lock_timeout=3
-    ) as connection:
+    with connect(SecretStr(database), application_name="tests", statement_timeout=7, lock_timeout=3) as connection:
         shown = [
             connection.execute(f"SHOW {name}").fetchone()
             for name in ("application_name", "statement_timeout", "lock_timeout")
