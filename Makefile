@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status demo lint format test test-long bench lock clean
+.PHONY: help setup up down status demo lint format test test-long lock clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,14 +36,11 @@ format: setup ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 test: setup ## Run all tests on an embedded stack of their own
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not serial and not long"
-	$(BIN)/pytest -m "serial and not long"
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not serial and not long" --keep-stack; parallel=$$?; \
+	$(BIN)/pytest -m "serial and not long"; serial=$$?; exit $$((parallel | serial))
 
 test-long: setup ## The long fault and property runs
 	$(BIN)/pytest -m long
-
-bench: setup ## Print the benchmark ratios
-	$(BIN)/lockstep bench
 
 lock: setup ## Pin the dependencies anew after a change of pyproject.toml or stack/jars.py
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --generate-hashes --no-emit-index-url --no-annotate --python-version 3.11 -o requirements.lock -q
