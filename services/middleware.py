@@ -21,12 +21,8 @@ from lockstep.kernel import trace
 from lockstep.kernel.logs import get_logger
 from services.problems import SCOPE_TRACE
 
-REQUESTS = Counter(
-    "lockstep_http_requests_total", "Answered requests.", ("service", "method", "route", "status")
-)
-DURATION = Histogram(
-    "lockstep_http_request_seconds", "Time to the end of the answer.", ("service", "method", "route")
-)
+REQUESTS = Counter("lockstep_http_requests_total", "Answered requests.", ("service", "method", "route", "status"))
+DURATION = Histogram("lockstep_http_request_seconds", "Time to the end of the answer.", ("service", "method", "route"))
 QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds by machines
 
 _log = get_logger("lockstep.http")
@@ -35,9 +31,7 @@ _log = get_logger("lockstep.http")
 class TraceAndLog:
     """Outermost: binds the caller's trace, answers what nothing else caught, writes one line per request."""
 
-    def __init__(
-        self, app: ASGIApp, *, service: str, on_error: Callable[[Request, Exception], Response]
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, service: str, on_error: Callable[[Request, Exception], Response]) -> None:
         self._app = app
         self._service = service
         self._on_error = on_error
@@ -131,6 +125,4 @@ class BodyLimit:
         return count
 
     def _too_large(self) -> HTTPException:
-        return HTTPException(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is larger than {self._max_bytes} bytes."
-        )
+        return HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is larger than {self._max_bytes} bytes.")

@@ -33,9 +33,7 @@ def _broken() -> None:
 
 
 ERRORS: dict[str, Exception] = {
-    "invalid": InvalidInput(
-        "bad order.", unit="order 1", next_step="fix it.", problems=["a: wrong", "b: wrong"]
-    ),
+    "invalid": InvalidInput("bad order.", unit="order 1", next_step="fix it.", problems=["a: wrong", "b: wrong"]),
     "transient": Transient("the database is busy.", retry_after=2.2),
     "lost": LostClaim("attempt 2 owns it.", unit="chunk 7"),
     "terminal": Terminal("the file is not a CSV."),
@@ -44,9 +42,7 @@ ERRORS: dict[str, Exception] = {
 
 
 def _app(**options: Any) -> FastAPI:
-    app = shell.create_app(
-        "test", title="Test", description="For tests.", **{"readiness_checks": {}, **options}
-    )
+    app = shell.create_app("test", title="Test", description="For tests.", **{"readiness_checks": {}, **options})
 
     @app.get("/fail/{name}")
     def fail(name: str) -> None:
