@@ -153,12 +153,7 @@ def _from_environment(text: str) -> dict[str, list[Charge]]:
 
 def _charge(name: str, mode: str, nth: int) -> Charge:
     match = _MODE.fullmatch(mode)
-    if (
-        match is None
-        or _NAME.fullmatch(name) is None
-        or nth < 1
-        or (match["seconds"] and match["mode"] != "hang")
-    ):
+    if match is None or _NAME.fullmatch(name) is None or nth < 1 or (match["seconds"] and match["mode"] != "hang"):
         _refuse(f"{name}={mode}@{nth}")
     return Charge(name, match["mode"], nth, float(match["seconds"] or _LONGEST_HANG))
 

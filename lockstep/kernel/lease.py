@@ -1,4 +1,4 @@
-"""Leases with fences on PostgreSQL: who may work on a lane, and proof of it inside the data's own transaction.
+"""Leases with fences on PostgreSQL: who may work on a lane, proven inside the data's own transaction.
 
 What belongs here: taking, keeping, proving and giving back a lane. What does not: which lane to take or what
 to do with it. A lease only saves wasted work; the fence, checked by `guard`, is what keeps a stale worker
@@ -70,7 +70,7 @@ class Lease:
 
 
 class LeaseStore:
-    """Leases in the table `kernel.lease`. Thread-safe; owns one connection of its own and reopens it when it breaks.
+    """Leases in the table `kernel.lease`. Thread-safe; owns one connection and reopens it when it breaks.
 
     The connection is not shared with data work, so that a busy pool cannot starve a heartbeat.
     """
@@ -108,7 +108,7 @@ class LeaseStore:
         return self._run(_RELEASE, vars(lease), lease.lane) is not None
 
     def guard(self, connection: Connection, lease: Lease) -> None:
-        """Prove ownership inside the caller's transaction. Raises `LostClaim`; the caller must then roll back.
+        """Prove ownership inside the caller's transaction. Raises `LostClaim`; the caller then rolls back.
 
         Call it first in the transaction that writes. Until that transaction ends nobody can take the lane
         over, so what it commits was written by the only holder. The lease table must be in the same database
@@ -137,6 +137,7 @@ class LeaseStore:
                 with translated("lease call", unit=lane):
                     if self._connection is None or self._connection.closed:
                         self._connection = self._connect()
+                        self._connection.autocommit = True  # a lease that waits for a commit protects nobody
                     row: Sequence[Any] | None = self._connection.execute(statement, parameters).fetchone()
                     return row
             except Transient:
@@ -166,9 +167,7 @@ class Heartbeat:
     does not release.
     """
 
-    def __init__(
-        self, store: Renewer, lease: Lease, *, every: float | None = None, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, store: Renewer, lease: Lease, *, every: float | None = None, clock: Clock | None = None) -> None:
         self._every = lease.ttl / 3 if every is None else every
         if not 0 < self._every < lease.ttl:
             raise InvalidInput("a heartbeat must be faster than the ttl of its lease.", unit=lease.lane)
@@ -206,8 +205,9 @@ class Heartbeat:
 
     def beat(self) -> bool:
         """Try one renewal now. False if it did not succeed."""
-        asked_at = self._clock.monotonic()  # before the call: the database counts the ttl from later than
-        this try:
+        # Read before the call, because the database counts the ttl from a later moment than this.
+        asked_at = self._clock.monotonic()
+        try:
             self._store.renew(self._lease)
         except LostClaim:
             self._lose("a newer attempt owns the lane")

@@ -33,9 +33,7 @@ CREATE TABLE IF NOT EXISTS public.lockstep_migrations (
     applied_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (package, version)
 )"""
-_READ_LEDGER = (
-    "SELECT version, name, sha256 FROM public.lockstep_migrations WHERE package = %s ORDER BY version"
-)
+_READ_LEDGER = "SELECT version, name, sha256 FROM public.lockstep_migrations WHERE package = %s ORDER BY version"
 _RECORD = "INSERT INTO public.lockstep_migrations (package, version, name, sha256) VALUES (%s, %s, %s, %s)"
 
 
@@ -153,9 +151,7 @@ def _locked(connection: Connection) -> Iterator[None]:
 def _connection(target: Connection | SecretStr | str) -> Any:
     if isinstance(target, psycopg.Connection):
         idle = target.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-        if not (
-            idle and target.autocommit
-        ):  # else each file would be a savepoint of the caller's transaction
+        if not (idle and target.autocommit):  # else each file would be a savepoint of the caller's transaction
             raise InvalidInput("migrations need an autocommit connection outside a transaction.")
         return nullcontext(target)
     return connect(target, application_name="lockstep-migrate")

@@ -39,7 +39,7 @@ _TRANSIENT_CODES = frozenset(
         "25P03",  # idle-in-transaction timeout ended the session
         "40001",  # serialization failure
         "40P01",  # deadlock
-        "55000",  # object in use while a server comes up
+        "55006",  # object in use
         "55P03",  # lock not available within lock_timeout
         "57014",  # query cancelled, also by statement_timeout
         "57P01",  # admin shutdown

@@ -34,9 +34,7 @@ class RetryBudget:
 
     def __init__(self, capacity: float = 20, refill_per_success: float = 0.1) -> None:
         if capacity < 1 or refill_per_success < 0:
-            raise InvalidInput(
-                "a retry budget needs room for at least one retry and a refill of zero or more."
-            )
+            raise InvalidInput("a retry budget needs room for at least one retry and a refill of zero or more.")
         self._capacity = float(capacity)
         self._refill = refill_per_success
         self._tokens = float(capacity)
@@ -82,9 +80,7 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         if self.max_attempts < 1 or self.base_seconds < 0 or self.cap_seconds < self.base_seconds:
-            raise InvalidInput(
-                "a retry policy needs one attempt or more and 0 <= base_seconds <= cap_seconds."
-            )
+            raise InvalidInput("a retry policy needs one attempt or more and 0 <= base_seconds <= cap_seconds.")
         if self.budget_seconds < 0:
             raise InvalidInput("a retry policy needs a budget of zero seconds or more.")
 

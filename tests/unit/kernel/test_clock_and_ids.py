@@ -78,9 +78,7 @@ def test_ids_keep_rising_when_the_wall_clock_is_set_back() -> None:
 def test_ids_stay_unique_between_threads() -> None:
     ids = SystemIds()
     with ThreadPoolExecutor(8) as pool:
-        made = [
-            one for batch in pool.map(lambda _: [ids.new_id() for _ in range(500)], range(8)) for one in batch
-        ]
+        made = [one for batch in pool.map(lambda _: [ids.new_id() for _ in range(500)], range(8)) for one in batch]
     assert len(set(made)) == len(made)
 
 

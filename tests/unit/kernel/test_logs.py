@@ -114,9 +114,7 @@ def test_a_field_named_like_a_secret_is_masked(lines: io.StringIO, key: str) -> 
     assert logs.MASK in lines.getvalue()
 
 
-@pytest.mark.parametrize(
-    "key", ["vault", "stop", "keyboard", "rows", "lane", "passed", "key", "fence", "etag"]
-)
+@pytest.mark.parametrize("key", ["vault", "stop", "keyboard", "rows", "lane", "passed", "key", "fence", "etag"])
 def test_an_ordinary_field_is_kept(lines: io.StringIO, key: str) -> None:
     """Over-eager masking would hide the very facts an operator needs."""
     logs.get_logger("x").info("call", **{key: "plain"})
@@ -203,9 +201,7 @@ def test_exception_text_and_its_causes_are_masked(lines: io.StringIO) -> None:
     assert lines.getvalue().count("RuntimeError: login with password=") == 2
 
 
-def test_an_uncaught_exception_is_logged_masked(
-    lines: io.StringIO, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_uncaught_exception_is_logged_masked(lines: io.StringIO, capsys: pytest.CaptureFixture[str]) -> None:
     def die() -> None:
         raise RuntimeError(f"token={PLANTED}")
 
@@ -248,9 +244,7 @@ def test_a_value_that_cannot_be_shown_does_not_stop_the_program(lines: io.String
     assert "cannot be shown" in last(lines)["value"]
 
 
-def test_a_line_that_cannot_be_checked_is_withheld(
-    lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_cannot_be_checked_is_withheld(lines: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     """Failing open here would print the secret that broke the check."""
 
     def broken(*_: Any, **__: Any) -> Any:
@@ -276,9 +270,7 @@ def test_a_logger_is_safe_before_configuration(capsys: pytest.CaptureFixture[str
     structlog.reset_defaults()
 
 
-@given(
-    st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
-)
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
 def test_redaction_never_fails_and_its_result_is_stable(value: Any) -> None:
     once = logs.redact(value)
     assert logs.redact(once) == once
