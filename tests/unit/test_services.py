@@ -179,8 +179,16 @@ def test_requests_are_counted_by_route_never_by_path(client: TestClient):
     client.get("/fail/terminal")
     client.get("/nowhere/4711")
     text = client.get("/metrics").text
-    assert 'route="/fail/{name}",service="test",status="422"' in text
+    assert 'route="/fail/{name}",status="422"' in text
     assert "4711" not in text
+
+
+def test_an_invented_method_makes_no_series(client: TestClient):
+    """Guards the metrics store from a client that sends a new method with every request."""
+    client.request("PURGE4711", "/healthz")
+    text = client.get("/metrics").text
+    assert "PURGE4711" not in text
+    assert 'method="OTHER"' in text
 
 
 def test_the_document_is_openapi_3_1_and_shows_problems(client: TestClient):
