@@ -14,7 +14,7 @@ from lockstep.kernel.errors import InvalidInput
 from lockstep.kernel.logs import configure_logging
 from lockstep.kernel.settings import Settings, settings
 
-SERVICES = ("exports", "ingest", "readiness", "vault")
+SERVICES = ("exports", "ingest", "readiness", "vault", "relay")
 LOOPBACK = "127.0.0.1"
 GRACE_SECONDS = 20  # what a request in progress gets after SIGTERM before it is cut
 

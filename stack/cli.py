@@ -19,7 +19,7 @@ from lockstep.kernel.errors import InvalidInput, LockstepError
 from lockstep.kernel.settings import Settings, load_settings
 from stack import doctor as doctors
 from stack import java
-from stack.environment import environment, forget_own
+from stack.environment import adopt, environment, forget_own
 from stack.home import Home
 from stack.lifecycle import Stack
 
@@ -286,13 +286,14 @@ def doctor(
 
 
 def serve(
-    service: Annotated[str, typer.Argument(help="exports, ingest, readiness or vault.")],
+    service: Annotated[str, typer.Argument(help="exports, ingest, readiness, vault or relay.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
 ) -> None:
     """Run one service alone, for containers and replicas."""
     from services.run import serve as run_service  # noqa: PLC0415
 
+    adopt(user_settings())
     run_service(service, host, port)
 
 

@@ -157,6 +157,7 @@ _PROBES: dict[str, Probe] = {
     "spark": _spark,
     "dagster-code": _dagster_code,
     "dagster": _dagster,
+    "relay": _service("relay"),
     "exports": _service("exports"),
     "ingest": _service("ingest"),
     "readiness": _service("readiness"),

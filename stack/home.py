@@ -36,6 +36,7 @@ LISTENERS = (
     "ingest",
     "readiness",
     "vault",
+    "relay",
 )
 
 

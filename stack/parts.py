@@ -451,6 +451,7 @@ PARTS = (
         command=lambda site: [_tool("dagster-daemon"), "run", *_workspace()],
         stop_seconds=20,
     ),
+    _service("relay", "postgres", "sqs", "dynamodb"),
     _service("exports", "postgres", "sqs", "s3"),
     _service("ingest", "postgres", "sqs", "s3", "dynamodb", "spark"),
     _service("readiness", "dynamodb"),

@@ -93,6 +93,7 @@ class Settings(BaseSettings):
     ingest_port: Port | None = Field(default=None, examples=["8102"])
     readiness_port: Port | None = Field(default=None, examples=["8103"])
     vault_port: Port | None = Field(default=None, examples=["8104"])
+    relay_port: Port | None = Field(default=None, examples=["8105"])
     supervisor_port: Port | None = Field(default=None, examples=["9001"])
 
     # --- behaviour -----------------------------------------------------------------------------------------------
