@@ -26,11 +26,21 @@ def main() -> None:
         from stack import cli as stack_cli  # noqa: PLC0415  keeps `import lockstep` free of the stack
 
         stack_cli.register(app)
+        _register_rooms()
         app()
     except LockstepError as error:
         sys.exit(stack_cli.explain(error))
     except KeyboardInterrupt:  # also while the program is still loading
         sys.exit(130)
+
+
+def _register_rooms() -> None:
+    """The commands of the rooms beside the stack: each brings its own."""
+    from bench.cli import bench  # noqa: PLC0415
+    from bench.report import PARTS  # noqa: PLC0415
+
+    if PARTS:
+        app.command()(bench)
 
 
 if __name__ == "__main__":
