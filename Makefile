@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status demo lint format test test-long bench lock clean
+.PHONY: help setup up down status demo lint check-defs format test test-long lock clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,21 +29,23 @@ lint: setup ## Format check, lint, types, definitions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/dg check defs
+	@$(MAKE) --no-print-directory check-defs
+
+# An instance of its own: the definitions are checked without any stack, and without the Postgres of dagster.yaml.
+check-defs: setup ## Load and validate the Dagster definitions
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && echo 'telemetry: {enabled: false}' > "$$folder/dagster.yaml" && \
+	DAGSTER_HOME="$$folder" VIRTUAL_ENV="$(CURDIR)/.venv" PYTHONWARNINGS=ignore $(BIN)/dg check defs
 
 format: setup ## Format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 test: setup ## Run all tests on an embedded stack of their own
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not serial and not long"
-	$(BIN)/pytest -m "serial and not long"
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not serial and not long" --keep-stack; parallel=$$?; \
+	$(BIN)/pytest -m "serial and not long"; serial=$$?; exit $$((parallel | serial))
 
 test-long: setup ## The long fault and property runs
 	$(BIN)/pytest -m long
-
-bench: setup ## Print the benchmark ratios
-	$(BIN)/lockstep bench
 
 lock: setup ## Pin the dependencies anew after a change of pyproject.toml or stack/jars.py
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --generate-hashes --no-emit-index-url --no-annotate --python-version 3.11 -o requirements.lock -q

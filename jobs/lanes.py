@@ -31,9 +31,7 @@ def set_pool_limits(instance: dg.DagsterInstance, definitions: dg.Definitions | 
 
     storage = instance.event_log_storage
     explicit = {pool.name: pool.limit for pool in storage.get_pool_limits() if not pool.from_default}
-    loose = [
-        pool for pool in lane_pools(definitions) if explicit.get(pool, RUNS_PER_LANE + 1) > RUNS_PER_LANE
-    ]
+    loose = [pool for pool in lane_pools(definitions) if explicit.get(pool, RUNS_PER_LANE + 1) > RUNS_PER_LANE]
     for pool in loose:
         storage.set_concurrency_slots(pool, RUNS_PER_LANE)
     return loose

@@ -73,7 +73,7 @@ def selftest_rows_check(
     found = worker.count_rows(spark.spark_session, lake.table_path(TABLE), token)
     return dg.AssetCheckResult(
         passed=found == asked,
-        description=f"{token}: {found} of {asked} rows.",
+        description=f"{found} of {asked} rows",
         metadata={"id": token, "asked_rows": asked, "found_rows": found},
     )
 

@@ -28,9 +28,7 @@ def build_resources(settings: Settings) -> dict[str, Any]:
         "dynamodb": DynamoDBResource(region_name=settings.aws_region),
         "postgres": PostgresResource(dsn=dg.EnvVar("LOCKSTEP_POSTGRES_DSN")),
         "source": PostgresResource(dsn=dg.EnvVar("LOCKSTEP_SOURCE_DSN")),
-        "warehouse": WarehouseResource(
-            dsn=dg.EnvVar("LOCKSTEP_WAREHOUSE_DSN"), dialect=settings.warehouse_dialect
-        ),
+        "warehouse": WarehouseResource(dsn=dg.EnvVar("LOCKSTEP_WAREHOUSE_DSN"), dialect=settings.warehouse_dialect),
     }
 
 

@@ -26,13 +26,9 @@ class SparkResource(dg.ConfigurableResource):
     not released stays on the Spark Connect server until the server's own timeout.
     """
 
-    mode: str = Field(
-        default="connect", description="`connect`: a Spark Connect server. `classic`: a JVM in the run."
-    )
+    mode: str = Field(default="connect", description="`connect`: a Spark Connect server. `classic`: a JVM in the run.")
     remote: str | None = Field(default=None, description="Address of the Spark Connect server.")
-    spark_config: dict[str, Any] = Field(
-        default_factory=dict, description="Further Spark settings, which win."
-    )
+    spark_config: dict[str, Any] = Field(default_factory=dict, description="Further Spark settings, which win.")
     _session: LazyPySparkResource | None = PrivateAttr(default=None)
     _opened_here: bool = PrivateAttr(default=False)
     _trace: str | None = PrivateAttr(default=None)

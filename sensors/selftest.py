@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 DEADLINE_SECONDS = 40  # a tick is cut at 60 s, and what it had decided by then would be lost
 MAX_MESSAGES = 20
-HIDDEN_SECONDS = (
-    30  # how soon a message comes back when its run died; longer than a tick, so a tick sees it once
-)
+HIDDEN_SECONDS = 30  # how soon a message comes back when its run died; longer than a tick, so a tick sees it once
 
 _FAILED = {dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 
@@ -46,12 +44,10 @@ def selftest_sensor(context: dg.SensorEvaluationContext, sqs: SqsResource) -> dg
     url = _queue_url(client)
     if url is None:
         return dg.SensorResult(skip_reason=f"queue {QUEUE} does not exist yet")
-    requests = [
-        request
-        for message in _receive(client, url, SystemClock())
-        if (request := _serve(context, client, url, message)) is not None
-    ]
-    return dg.SensorResult(run_requests=requests, skip_reason=None if requests else "nothing to start")
+    requests: dict[str, dg.RunRequest] = {}  # by token: one message sent twice may come twice in one tick
+    for message in _receive(client, url, SystemClock()):
+        _serve(context, client, url, message, requests)
+    return dg.SensorResult(run_requests=list(requests.values()), skip_reason=None if requests else "nothing to start")
 
 
 def outcome_of(status: dg.DagsterRunStatus) -> RunOutcome:
@@ -61,9 +57,7 @@ def outcome_of(status: dg.DagsterRunStatus) -> RunOutcome:
     return RunOutcome.FAILED if status in _FAILED else RunOutcome.IN_FLIGHT
 
 
-def build_run_request(
-    request: SelftestRequest, attempt: int, receipt_handle: str, trace_id: str
-) -> dg.RunRequest:
+def build_run_request(request: SelftestRequest, attempt: int, receipt_handle: str, trace_id: str) -> dg.RunRequest:
     """The run that serves `request`, found again later by its token tag."""
     config = SelftestConfig(id=request.id, rows=request.rows, receipt_handle=receipt_handle)
     return dg.RunRequest(
@@ -79,8 +73,13 @@ def build_run_request(
 
 
 def _serve(
-    context: dg.SensorEvaluationContext, client: SQSClient, url: str, message: dict[str, Any]
-) -> dg.RunRequest | None:
+    context: dg.SensorEvaluationContext,
+    client: SQSClient,
+    url: str,
+    message: dict[str, Any],
+    requests: dict[str, dg.RunRequest],
+) -> None:
+    """Add the run that this message needs, or delete the message, or leave it for later."""
     handle = message["ReceiptHandle"]
     try:
         request = rules.parse_message(message["Body"])
@@ -88,14 +87,14 @@ def _serve(
         # A self-test message carries no data: an unreadable one is dropped, its reason in the tick's log.
         context.log.error("message %s dropped: %s", message["MessageId"], refusal)
         client.delete_message(QueueUrl=url, ReceiptHandle=handle)
-        return None
-    decision = rules.next_step(_outcomes(context.instance, request))
+        return
+    asked = [RunOutcome.IN_FLIGHT] if request.id in requests else []
+    decision = rules.next_step([*asked, *_outcomes(context.instance, request)])
     if isinstance(decision, rules.Launch):
-        return build_run_request(request, decision.attempt, handle, _trace_of(message))
-    if isinstance(decision, rules.Forget):
+        requests[request.id] = build_run_request(request, decision.attempt, handle, _trace_of(message))
+    elif isinstance(decision, rules.Forget):
         context.log.info("self-test %s: message deleted, %s", request.id, decision.reason)
         client.delete_message(QueueUrl=url, ReceiptHandle=handle)
-    return None
 
 
 def _outcomes(instance: dg.DagsterInstance, request: SelftestRequest) -> list[RunOutcome]:

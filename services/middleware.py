@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 
-from prometheus_client import Counter, Histogram
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,14 +18,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lockstep.kernel import trace
 from lockstep.kernel.logs import get_logger
+from lockstep.kernel.metrics import HttpMetrics
 from services.problems import SCOPE_TRACE
 
-REQUESTS = Counter(
-    "lockstep_http_requests_total", "Answered requests.", ("service", "method", "route", "status")
-)
-DURATION = Histogram(
-    "lockstep_http_request_seconds", "Time to the end of the answer.", ("service", "method", "route")
-)
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+CLIENT_LEFT = 499  # no answer was sent: the client went away first
 QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds by machines
 
 _log = get_logger("lockstep.http")
@@ -36,10 +32,10 @@ class TraceAndLog:
     """Outermost: binds the caller's trace, answers what nothing else caught, writes one line per request."""
 
     def __init__(
-        self, app: ASGIApp, *, service: str, on_error: Callable[[Request, Exception], Response]
+        self, app: ASGIApp, *, metrics: HttpMetrics, on_error: Callable[[Request, Exception], Response]
     ) -> None:
         self._app = app
-        self._service = service
+        self._metrics = metrics
         self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,7 +46,7 @@ class TraceAndLog:
         with trace.bind_trace(trace.parse_traceparent(Headers(scope=scope).get("traceparent"))) as trace_id:
             scope[SCOPE_TRACE] = trace_id
             answer = _Answer(send, trace.traceparent(trace_id))
-            with self._measured(scope, answer):
+            with self._metrics.in_progress.track_inprogress(), self._measured(scope, answer):
                 await self._answer(scope, receive, answer)
 
     async def _answer(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
@@ -70,10 +66,11 @@ class TraceAndLog:
             yield
         finally:
             seconds = time.perf_counter() - started
-            route = getattr(scope.get("route"), "path", "unmatched")  # never the raw path: it is unbounded
-            status = str(answer.status or "aborted")
-            REQUESTS.labels(self._service, scope["method"], route, status).inc()
-            DURATION.labels(self._service, scope["method"], route).observe(seconds)
+            # Never the raw path, never an invented method: a client could make a new series with every request.
+            route = getattr(scope.get("route"), "path", "unmatched")
+            method = scope["method"] if scope["method"] in METHODS else "OTHER"
+            status = answer.status or CLIENT_LEFT
+            self._metrics.observe(method, route, status, seconds)
             write = _log.debug if scope["path"] in QUIET_PATHS else _log.info
             # The query string is left out: presigned addresses and keys travel there.
             write(
@@ -131,6 +128,4 @@ class BodyLimit:
         return count
 
     def _too_large(self) -> HTTPException:
-        return HTTPException(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is larger than {self._max_bytes} bytes."
-        )
+        return HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is larger than {self._max_bytes} bytes.")

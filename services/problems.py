@@ -45,9 +45,7 @@ class InternalError(StatusProblem):
         super().__init__(detail="The cause is in the service's log, under this traceId.")
 
 
-def install_problems(
-    app: FastAPI, further: Mapping[type[Exception], Handler] | None = None
-) -> ExceptionHandler:
+def install_problems(app: FastAPI, further: Mapping[type[Exception], Handler] | None = None) -> ExceptionHandler:
     """Answer every error of `app` with a problem. `further` adds a service's own errors, tried first."""
     handler = new_exception_handler(
         unhandled_wrappers={"default": InternalError},
@@ -91,9 +89,7 @@ def _transient(_: ExceptionHandler, __: Request, error: Transient) -> Problem:
 
 
 def _lost_claim(_: ExceptionHandler, __: Request, error: LostClaim) -> Problem:
-    return Problem(
-        "A newer attempt owns this.", type_="lost-claim", status=HTTPStatus.CONFLICT, detail=_words(error)
-    )
+    return Problem("A newer attempt owns this.", type_="lost-claim", status=HTTPStatus.CONFLICT, detail=_words(error))
 
 
 def _terminal(_: ExceptionHandler, __: Request, error: Terminal) -> Problem:
@@ -128,9 +124,7 @@ def _invalid_request(_: ExceptionHandler, __: Request, error: RequestValidationE
     )
 
 
-def _complete(
-    content: dict[str, Any], request: Request, response: Response
-) -> tuple[dict[str, Any], Response]:
+def _complete(content: dict[str, Any], request: Request, response: Response) -> tuple[dict[str, Any], Response]:
     """Add what every problem of ours says: the trace, and whether the same call may succeed later."""
     full = {
         **content,

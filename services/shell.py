@@ -16,11 +16,11 @@ from anyio import to_thread
 from fastapi import FastAPI
 from fastapi_problem.error import Problem
 from fastapi_problem.handler import Handler
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 from starlette.types import Lifespan
 
 from lockstep.kernel.logs import get_logger
+from lockstep.kernel.metrics import HttpMetrics, exposition, new_registry
 from services.checks import Check
 from services.middleware import BodyLimit, TraceAndLog
 from services.problems import install_problems
@@ -42,10 +42,10 @@ def create_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     check_timeout: float = CHECK_TIMEOUT_SECONDS,
 ) -> FastAPI:
-    """Build the shell of one service; the service adds its routes to the result.
+    """Build the shell of one service; the service adds its routes, and its metrics to `app.state.registry`.
 
     Args:
-        name: Short name, as in logs and metrics.
+        name: Short name, as `lockstep serve` and the logs know it.
         title: Name for people, in the OpenAPI document.
         description: What the service is for.
         readiness_checks: What must work before traffic may come, by the name that `/readyz` shows.
@@ -55,10 +55,11 @@ def create_app(
         check_timeout: Seconds after which a check counts as failed.
     """
     app = FastAPI(title=title, description=description, version="1", lifespan=lifespan)
+    app.state.name, app.state.registry = name, new_registry()
     handler = install_problems(app, problems)
     # The last one added is the outermost: the limit's refusal must pass through the log and become a problem.
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
-    app.add_middleware(TraceAndLog, service=name, on_error=handler)
+    app.add_middleware(TraceAndLog, metrics=HttpMetrics(app.state.registry), on_error=handler)
     _add_doors(app, {key: _SingleFlight(check) for key, check in readiness_checks.items()}, check_timeout)
     return app
 
@@ -80,9 +81,10 @@ def _add_doors(app: FastAPI, checks: Mapping[str, _SingleFlight], check_timeout:
         return {"status": "ready", "checks": names}
 
     @app.get("/metrics", tags=["operations"], summary="Prometheus metrics", response_class=Response)
-    async def metrics() -> Response:
-        """Counters and histograms of this process."""
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+    def metrics() -> Response:
+        """Counters of this process and gauges read from the ledgers; in a thread, because reading may wait."""
+        body, media_type = exposition(app.state.registry)
+        return Response(body, media_type=media_type)
 
 
 def _not_ready(missing: list[str]) -> Problem:

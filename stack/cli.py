@@ -179,6 +179,83 @@ def env(as_json: Json = False) -> None:
         print(f"export {name}={shlex.quote(value)}")
 
 
+def settings(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/settings.md.")] = False, as_json: Json = False
+) -> None:
+    """Show every setting: variable, value in force, meaning. Secrets are masked."""
+    if markdown:
+        print(settings_page(), end="")
+        return
+    current = user_settings()
+    values = {variable(name): _shown(getattr(current, name)) for name in Settings.model_fields}
+    if as_json:
+        print(json.dumps(values, indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("variable", "value", "meaning"):
+        table.add_column(title, overflow="fold")
+    for name, field in Settings.model_fields.items():
+        table.add_row(variable(name), values[variable(name)], field.description or "")
+    console.print(table)
+
+
+def settings_page() -> str:
+    """The reference page of the settings, made from the class so that it cannot be out of date."""
+    head = (
+        "# Settings\n\nEvery setting is a variable or the same key in lower case, without `LOCKSTEP_`, in "
+        "`lockstep.toml`; a variable wins.\nMade by `lockstep settings --markdown`.\n\n"
+        "| variable | default | example | meaning |\n|---|---|---|---|\n"
+    )
+    rows = []
+    for name, field in Settings.model_fields.items():
+        default = "the project's `.lockstep`" if name == "home" else f"`{field.default}`"
+        default = "" if field.default is None else default
+        example = f"`{field.examples[0]}`" if field.examples else ""
+        meaning = (
+            field.description or f"Port of the embedded {name.removesuffix('_port')}; absent: a free one, then kept."
+        )
+        rows.append(f"| `{variable(name)}` | {default} | {example} | {meaning} |\n")
+    return head + "".join(rows)
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return f"LOCKSTEP_{name.upper()}"
+
+
+def _shown(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the stack running afterwards.")] = False,
+) -> None:
+    """Start the stack, send a message through every part, and show where to look."""
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    stack = Stack(user_settings(), report=_say)
+    try:
+        console.print("[bold]1. The stack[/]: PostgreSQL, DynamoDB, SQS, S3, Spark and Dagster, all real")
+        stack.up()
+        console.print("[bold]2. One message[/]: SQS, sensor, run queue, Spark, Delta on S3, asset check")
+        findings = [
+            f for f in doctors.examine(stack, deep=True) if f.state == "bad" or f.subject in ("self-test", "look")
+        ]
+        for finding in findings:
+            console.print(f"  {finding.subject:<15} {finding.words}", highlight=False, soft_wrap=True)
+        failed = any(finding.state == "bad" for finding in findings)
+    except KeyboardInterrupt:
+        stack.down()
+        raise typer.Exit(130) from None
+    if keep:
+        console.print(
+            f"The stack stays up: http://127.0.0.1:{stack.home.ports()['dagster']} (stop it with `lockstep down`)"
+        )
+    else:
+        stack.down()
+        console.print("Stopped. `lockstep demo --keep` leaves it up, `lockstep up` starts it again with this data.")
+    raise typer.Exit(1 if failed else 0)
+
+
 def provision(
     part: Annotated[str, typer.Argument(help="postgres, s3, sqs, dynamodb or dagster-code.")],
 ) -> None:
@@ -221,7 +298,7 @@ def serve(
 
 def register(app: typer.Typer) -> None:
     """Add the stack's commands to the program."""
-    for command in (up, down, status, logs, restart, doctor, env, provision, reset, serve):
+    for command in (up, down, status, logs, restart, doctor, env, settings, provision, reset, serve, demo):
         app.command()(command)
 
 

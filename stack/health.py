@@ -6,6 +6,7 @@ raise. What is created inside a healthy part is in provision.py.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -28,9 +29,17 @@ def probe(part: str, site: Site, started: datetime | None = None) -> str | None:
     try:
         if part == "dagster-daemon":
             return _dagster_daemon(site, started)
+        if not site.settings.external(part) and not _port_is_open(site.ports[part.replace("-", "_")]):
+            return "its port is closed"  # a cheap look first: real probes while a JVM boots would only slow it down
         return _PROBES[part](site)
     except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+
+def _port_is_open(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as knock:
+        knock.settimeout(2)
+        return knock.connect_ex((LOOPBACK, port)) == 0
 
 
 def aws_client(service: str, site: Site) -> Any:

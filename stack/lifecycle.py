@@ -116,7 +116,7 @@ class Stack:
                         ready.add(name)
                         del waiting[name]
                         self._report(name, f"ready after {time.monotonic() - asked[name]:.1f} s")
-                time.sleep(0.1)
+                time.sleep(0.25)
 
     def _ask(self, supervisor: Supervisor, site: Site, part: Part, state: dict[str, Any]) -> None:
         if state["statename"] in _IDLE_STATES:
@@ -156,7 +156,7 @@ class Stack:
         return False
 
     def _probe_and_provision(self, name: str, site: Site, state: dict[str, Any]) -> str | None:
-        time.sleep(0.2)
+        time.sleep(0.5)
         reason = probe(name, site, started=_start_of(state))
         if reason is None:
             provision(name, site)

@@ -66,7 +66,7 @@ class Settings(BaseSettings):
     s3: AwsPart = Field(default="embedded", description="S3: `embedded`, `aws`, or an endpoint address.")
     sqs: AwsPart = Field(default="embedded", description="SQS: `embedded`, `aws`, or an endpoint address.")
     dynamodb: AwsPart = Field(default="embedded", description="DynamoDB: `embedded`, `aws`, or an endpoint address.")
-    aws_region: str = Field(default="us-east-1", min_length=1, examples=["eu-west-1"])
+    aws_region: str = Field(default="us-east-1", min_length=1, description="AWS region.", examples=["eu-west-1"])
     spark_mode: Literal["connect", "classic"] = Field(
         default="connect",
         description="`connect`: one warm Spark Connect server. `classic`: a JVM inside each run, without a server.",
@@ -99,8 +99,12 @@ class Settings(BaseSettings):
     spark_memory: str = Field(
         default="1g", pattern=r"^\d+[mg]$", description="Heap of the embedded Spark server.", examples=["1g"]
     )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(default="INFO", examples=["INFO"])
-    log_format: Literal["console", "json"] = Field(default="json", examples=["json"])
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="Least severe log line that is written.", examples=["INFO"]
+    )
+    log_format: Literal["console", "json"] = Field(
+        default="json", description="`json` for machines, `console` for people.", examples=["json"]
+    )
 
     @field_validator("home")
     @classmethod

@@ -74,9 +74,7 @@ class ProbeResult:
     def describe(self) -> str:
         """The timings, one line per step, for a person."""
         lines = [f"  {name:<8}{seconds:6.1f} s" for name, seconds in self.steps.items()]
-        return "\n".join(
-            [f"self-test {self.token}: {self.detail}", *lines, f"  {'total':<8}{self.total:6.1f} s"]
-        )
+        return "\n".join([f"self-test {self.token}: {self.detail}", *lines, f"  {'total':<8}{self.total:6.1f} s"])
 
 
 def submit(sqs: SQSClient, rows: int = 1000, *, ids: IdSource | None = None) -> str:
@@ -135,9 +133,7 @@ def judge(token: str, progress: Progress, sent_at: float) -> ProbeResult | None:
     """The result if the self-test has arrived, None while it is under way, `Terminal` if it cannot arrive."""
     unit = f"self-test {token}"
     if progress.passed is False:
-        raise Terminal(
-            f"the check failed: {progress.detail}", unit=unit, next_step=f"open run {progress.run_id}."
-        )
+        raise Terminal(f"the check failed: {progress.detail}", unit=unit, next_step=f"open run {progress.run_id}.")
     if progress.status in ("FAILURE", "CANCELED") and progress.runs >= MAX_ATTEMPTS:
         raise Terminal(f"{progress.runs} runs failed.", unit=unit, next_step=f"open run {progress.run_id}.")
     if not progress.passed or progress.run_id is None or progress.ended is None:
@@ -197,9 +193,7 @@ def _look(http: httpx.Client, token: str) -> Progress | None:
         return None
     body = answer.json()
     if body.get("errors"):
-        raise Terminal(
-            f"Dagster refused the query: {body['errors'][0].get('message')}", unit=f"self-test {token}"
-        )
+        raise Terminal(f"Dagster refused the query: {body['errors'][0].get('message')}", unit=f"self-test {token}")
     return read_progress(body["data"])
 
 
@@ -209,6 +203,4 @@ def _durations(progress: Progress, sent_at: float) -> dict[str, float]:
     marks = (sent_at, progress.requested, progress.started, progress.written, progress.checked)
     times = [mark for mark in marks if mark is not None]
     names = ("sensor", "queue", "run", "check")
-    return {
-        name: max(0.0, after - before) for name, before, after in zip(names, times, times[1:], strict=False)
-    }
+    return {name: max(0.0, after - before) for name, before, after in zip(names, times, times[1:], strict=False)}

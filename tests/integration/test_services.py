@@ -24,9 +24,7 @@ pytestmark = pytest.mark.stack
 def test_a_service_is_ready_when_its_parts_work(stack: Any, module: Any):
     """Guards the checks themselves: one that always fails keeps traffic away for ever."""
     with TestClient(module.create_app(load_settings())) as http:
-        deadline = (
-            time.monotonic() + 60
-        )  # the first Spark session of a cold server takes longer than one check
+        deadline = time.monotonic() + 60  # the first Spark session of a cold server takes longer than one check
         while (answer := http.get("/readyz")).status_code != 200 and time.monotonic() < deadline:
             time.sleep(0.5)
     assert answer.status_code == 200, answer.text

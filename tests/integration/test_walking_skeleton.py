@@ -57,9 +57,7 @@ def _run(bucket: str, instance: dg.DagsterInstance, **config: Any) -> dg.Execute
     return job.execute_in_process(run_config, instance=instance, raise_on_error=False)
 
 
-def test_a_run_commits_checks_and_only_then_deletes_its_message(
-    sqs: Any, queue: Any, bucket: str, monkeypatch: Any
-):
+def test_a_run_commits_checks_and_only_then_deletes_its_message(sqs: Any, queue: Any, bucket: str, monkeypatch: Any):
     """Guards the order commit, then delete: the other way round, a crash between them loses the request."""
     monkeypatch.setattr("platform_assets.selftest.QUEUE", queue.name)
     sqs.send_message(QueueUrl=queue.url, MessageBody="{}")
@@ -72,10 +70,8 @@ def test_a_run_commits_checks_and_only_then_deletes_its_message(
     assert _messages_left(sqs, queue.url) == 0
 
 
-def test_a_stale_receipt_handle_does_not_fail_a_committed_run(
-    sqs: Any, queue: Any, bucket: str, monkeypatch: Any
-):
-    """Guards what a cold stack showed: a run that outlived its message's visibility turned red after its commit."""
+def test_a_stale_receipt_handle_does_not_fail_a_committed_run(sqs: Any, queue: Any, bucket: str, monkeypatch: Any):
+    """Guards what a cold stack showed: a run that outlived its message's visibility turned red, committed."""
     monkeypatch.setattr("platform_assets.selftest.QUEUE", queue.name)
     sqs.send_message(QueueUrl=queue.url, MessageBody="{}")
     stale = sqs.receive_message(QueueUrl=queue.url, VisibilityTimeout=0)["Messages"][0]["ReceiptHandle"]
@@ -114,10 +110,7 @@ def test_every_setting_of_the_instance_is_understood(stack: Any):
 def test_the_stack_has_limited_every_lane_before_the_first_run(stack: Any):
     """Guards the bootstrap on the real storage, and that repeating it changes nothing."""
     with dg.DagsterInstance.get() as instance:
-        limits = {
-            pool.name: (pool.limit, pool.from_default)
-            for pool in instance.event_log_storage.get_pool_limits()
-        }
+        limits = {pool.name: (pool.limit, pool.from_default) for pool in instance.event_log_storage.get_pool_limits()}
         assert {name: limits[name] for name in lane_pools(defs)} == {
             name: (RUNS_PER_LANE, False) for name in lane_pools(defs)
         }
@@ -126,9 +119,7 @@ def test_the_stack_has_limited_every_lane_before_the_first_run(stack: Any):
 
 def _messages_left(sqs: Any, url: str) -> int:
     names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-    return sum(
-        int(n) for n in sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"].values()
-    )
+    return sum(int(n) for n in sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"].values())
 
 
 def test_the_queue_of_the_self_test_exists(sqs: Any):

@@ -82,8 +82,9 @@ def test_the_requested_run_fits_its_job():
 class OneMessageQueue:
     """A queue that hands out the same message again and again until it is deleted, as SQS does."""
 
-    def __init__(self, body: str) -> None:
+    def __init__(self, body: str, copies: int = 1) -> None:
         self.body: str | None = body
+        self._copies = copies
         self.exceptions = SimpleNamespace(QueueDoesNotExist=LookupError)
         self._polls = 0
 
@@ -96,7 +97,7 @@ class OneMessageQueue:
         self._polls += 1
         if self.body is None or self._polls % 2 == 0:
             return {}
-        return {"Messages": [{"MessageId": "m", "ReceiptHandle": "h", "Body": self.body}]}
+        return {"Messages": [{"MessageId": "m", "ReceiptHandle": "h", "Body": self.body}] * self._copies}
 
     def delete_message(self, **_: Any) -> None:
         """Gone for good."""
@@ -141,6 +142,14 @@ def test_a_message_stays_until_its_work_is_done(statuses: list[str], asked: list
     assert (queue.body is not None) == kept
 
 
+def test_copies_of_a_message_in_one_tick_ask_for_one_run():
+    """Guards exactly-once inside a tick: Dagster compares run keys with runs that exist, not with each other."""
+    queue = OneMessageQueue('{"id": "a1", "rows": 3}', copies=3)
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = _tick(queue, instance)
+    assert [request.run_key for request in result.run_requests or ()] == ["selftest:a1:1"]
+
+
 def test_a_malformed_message_does_not_stop_the_sensor():
     """Guards against one poison message that fails every tick."""
     queue = OneMessageQueue("not json")
@@ -179,9 +188,7 @@ def _wait(*answers: dict[str, Any] | None) -> probe.ProbeResult:
 
 def test_the_probe_waits_through_every_step_and_adds_them_up():
     """Guards the timings that a person reads: the steps must sum to the whole, restarts must not fail it."""
-    result = _wait(
-        None, _answer(None), _answer("QUEUED"), _answer("STARTED"), _answer("SUCCESS", success=True)
-    )
+    result = _wait(None, _answer(None), _answer("QUEUED"), _answer("STARTED"), _answer("SUCCESS", success=True))
     assert result.steps == {"sensor": 1.0, "queue": 1.0, "run": 3.0, "check": 2.0}
     assert result.total == 7.0
     assert "queue" in result.describe()

@@ -33,9 +33,7 @@ def _broken() -> None:
 
 
 ERRORS: dict[str, Exception] = {
-    "invalid": InvalidInput(
-        "bad order.", unit="order 1", next_step="fix it.", problems=["a: wrong", "b: wrong"]
-    ),
+    "invalid": InvalidInput("bad order.", unit="order 1", next_step="fix it.", problems=["a: wrong", "b: wrong"]),
     "transient": Transient("the database is busy.", retry_after=2.2),
     "lost": LostClaim("attempt 2 owns it.", unit="chunk 7"),
     "terminal": Terminal("the file is not a CSV."),
@@ -44,9 +42,7 @@ ERRORS: dict[str, Exception] = {
 
 
 def _app(**options: Any) -> FastAPI:
-    app = shell.create_app(
-        "test", title="Test", description="For tests.", **{"readiness_checks": {}, **options}
-    )
+    app = shell.create_app("test", title="Test", description="For tests.", **{"readiness_checks": {}, **options})
 
     @app.get("/fail/{name}")
     def fail(name: str) -> None:
@@ -183,8 +179,16 @@ def test_requests_are_counted_by_route_never_by_path(client: TestClient):
     client.get("/fail/terminal")
     client.get("/nowhere/4711")
     text = client.get("/metrics").text
-    assert 'route="/fail/{name}",service="test",status="422"' in text
+    assert 'route="/fail/{name}",status="422"' in text
     assert "4711" not in text
+
+
+def test_an_invented_method_makes_no_series(client: TestClient):
+    """Guards the metrics store from a client that sends a new method with every request."""
+    client.request("PURGE4711", "/healthz")
+    text = client.get("/metrics").text
+    assert "PURGE4711" not in text
+    assert 'method="OTHER"' in text
 
 
 def test_the_document_is_openapi_3_1_and_shows_problems(client: TestClient):

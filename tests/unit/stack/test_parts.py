@@ -93,3 +93,9 @@ def test_a_wrong_java_home_is_named_and_ignored(
     monkeypatch.setenv("JAVA_HOME", folder or java_home())
     warning = java_home_warning()
     assert (words in warning if words else warning is None) if warning else words is None
+
+
+def test_the_page_of_settings_is_current() -> None:
+    from stack.cli import settings_page
+
+    assert (parts.PROJECT_ROOT / "docs" / "settings.md").read_text() == settings_page()
