@@ -48,17 +48,21 @@ _ALL_LANES = sql.SQL("""
       FROM lanes WHERE lanes.lane IS NOT NULL""")
 _SOME_LANES = sql.SQL("SELECT unnest(%(lanes)s::text[])")
 # The conditions on `o` are checked again once the row is locked, so a head that another relay has just
-# finished is dropped and not sent twice.
+# finished is dropped and not sent twice. The array of ids keeps the planner on the primary key: as a join, and
+# before the first ANALYZE, it read every waiting row for every claim (80 ms instead of 1 at 5,000 rows).
 _CLAIM = sql.SQL("""
 WITH RECURSIVE lanes (lane) AS ({lanes}),
-heads AS (
+heads AS MATERIALIZED (
     SELECT head.id FROM lanes CROSS JOIN LATERAL (
-        SELECT id FROM kernel.outbox
+        SELECT id, available_at, blocked_at, claimed_until FROM kernel.outbox
          WHERE lane = lanes.lane AND delivered_at IS NULL AND parked_at IS NULL
-         ORDER BY id LIMIT 1) AS head),
+         ORDER BY id LIMIT 1) AS head
+     WHERE head.blocked_at IS NULL AND head.available_at <= clock_timestamp()
+       AND (head.claimed_until IS NULL OR head.claimed_until <= clock_timestamp())),
 picked AS (
-    SELECT o.id FROM heads JOIN kernel.outbox AS o ON o.id = heads.id
-     WHERE o.delivered_at IS NULL AND o.parked_at IS NULL AND o.blocked_at IS NULL
+    SELECT o.id FROM kernel.outbox AS o
+     WHERE o.id = ANY (ARRAY(SELECT id FROM heads))
+       AND o.delivered_at IS NULL AND o.parked_at IS NULL AND o.blocked_at IS NULL
        AND o.available_at <= clock_timestamp()
        AND (o.claimed_until IS NULL OR o.claimed_until <= clock_timestamp())
      ORDER BY o.available_at, o.id LIMIT %(limit)s

@@ -40,6 +40,8 @@ _log = get_logger(__name__)
 # used here: between two attempts the message rests in the table and nobody waits for it.
 RELAY_POLICY = RetryPolicy(max_attempts=100, base_seconds=0.5, cap_seconds=300.0)
 CLAIM_TTL = 120.0
+_AHEAD = 4
+_LOOK_AGAIN = 0.25  # seconds: a slow delivery must not keep the others from being noticed
 # A short loss of the database just after a delivery would otherwise cost a repeat and the whole claim ttl.
 _SETTLING = RetryPolicy(max_attempts=4, base_seconds=0.2, cap_seconds=2.0, budget_seconds=5.0)
 
@@ -149,14 +151,14 @@ class Relay:
         running: set[Future[str]] = set()
         with ThreadPoolExecutor(self._workers, thread_name_prefix="relay") as executor:
             while True:
-                room = min(self._workers - len(running), limit - claimed)
+                room = self._room(len(running), limit - claimed)
                 asked_at = self._clock.monotonic()  # before the call: the claim's ttl runs from later than this
                 batch = self._claims.claim(room, lanes) if room > 0 else []
                 claimed += len(batch)
                 running |= {executor.submit(self._handle, one, asked_at) for one in batch}
                 if not running:
                     return RelayReport(claimed=claimed, **outcomes)
-                done, running = wait(running, return_when=FIRST_COMPLETED)
+                done, running = wait(running, timeout=_LOOK_AGAIN, return_when=FIRST_COMPLETED)
                 outcomes.update(one.result() for one in done)
 
     def run_forever(self, stop: threading.Event, *, poll_seconds: float = 1.0, limit: int = 100) -> None:
@@ -173,6 +175,10 @@ class Relay:
             failures = 0
             if report.claimed == 0:
                 stop.wait(poll_seconds)
+
+    def _room(self, running: int, left: int) -> int:
+        """How many to claim now: some ahead of the workers, because finding heads costs a step per lane."""
+        return 0 if running > self._workers else min(self._workers * _AHEAD - running, left)
 
     def _handle(self, claimed: Claimed, asked_at: float) -> str:
         trace = parse_traceparent(claimed.headers.get(MESSAGE_ATTRIBUTE))

@@ -248,6 +248,27 @@ def test_a_limit_is_kept_and_the_rest_stays(shared: Pool) -> None:
     assert destination.arrived == list(range(10))
 
 
+def test_a_slow_lane_does_not_hold_up_a_message_that_comes_later_in_another(shared: Pool) -> None:
+    """Waiting for the slowest delivery before looking again would tie every lane to the worst destination."""
+    slow_began, fast_arrived = threading.Event(), threading.Event()
+
+    class Mixed:
+        def deliver(self, claimed: Claimed) -> None:
+            if claimed.payload == "fast":
+                fast_arrived.set()
+                return
+            slow_began.set()
+            if not fast_arrived.wait(30):
+                raise Terminal("the fast message never came")
+
+    put(shared, "slow", "slow")
+    with ThreadPoolExecutor(1) as thread:
+        run = thread.submit(Relay(shared, {"sqs": Mixed()}).run_once)
+        assert slow_began.wait(30)
+        put(shared, "other", "fast")
+        assert run.result(timeout=60).delivered == 2
+
+
 def test_pruning_removes_old_delivered_messages_only(shared: Pool) -> None:
     """Deleting what was not delivered would be a silent loss."""
     destination = Recorder()

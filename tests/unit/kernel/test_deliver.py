@@ -123,8 +123,16 @@ def test_an_item_is_written_by_condition_with_its_owner() -> None:
 def test_an_item_of_another_writer_is_a_conflict_unless_the_latest_wins(mode: str, kind: Any) -> None:
     client = aws("dynamodb")
     message = claimed("dynamodb:done", {"key": {"org": "1"}, "mode": mode})
+    sign = "<=" if mode == "latest" else "="
+    sent = {
+        "TableName": "done",
+        "Item": ANY,
+        "ConditionExpression": f"attribute_not_exists(#key) OR #owner {sign} :mine",
+        "ExpressionAttributeNames": {"#key": "org", "#owner": "lockstep_message"},
+        "ExpressionAttributeValues": {":mine": {"N": "42"}},
+    }
     with Stubber(client) as stub:
-        stub.add_client_error("put_item", "ConditionalCheckFailedException", http_status_code=400)
+        stub.add_client_error("put_item", "ConditionalCheckFailedException", expected_params=sent)
         if kind is None:
             DynamoDeliverer(client).deliver(message)
         else:
