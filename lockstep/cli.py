@@ -22,14 +22,14 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the program; an expected failure becomes a sentence, never a traceback."""
-    from stack import cli as stack_cli  # noqa: PLC0415  keeps `import lockstep` free of the stack
-
-    stack_cli.register(app)
     try:
+        from stack import cli as stack_cli  # noqa: PLC0415  keeps `import lockstep` free of the stack
+
+        stack_cli.register(app)
         app()
     except LockstepError as error:
         sys.exit(stack_cli.explain(error))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # also while the program is still loading
         sys.exit(130)
 
 

@@ -51,7 +51,7 @@ def _test_stack() -> Stack:
 
 @pytest.fixture(scope="session")
 def stack() -> Stack:
-    """The embedded stack, all parts healthy, its addresses in the environment."""
+    """The embedded stack, all parts healthy."""
     from filelock import FileLock
 
     running = _test_stack()
@@ -62,8 +62,16 @@ def stack() -> Stack:
         except Exception:
             running.reset()  # a new run starts empty
         running.up()
-    os.environ.update(running.site().environment)
     return running
+
+
+@pytest.fixture(autouse=True)
+def _addresses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that use the stack find its addresses in the environment; all others find none."""
+    if "stack" in request.fixturenames:
+        running: Stack = request.getfixturevalue("stack")
+        for name, value in running.site().environment.items():
+            monkeypatch.setenv(name, value)
 
 
 class FreshQueue(NamedTuple):

@@ -163,7 +163,7 @@ class Outbox:
         with translated("writing to the outbox"):
             for lane in sorted({message.lane for message in messages}):
                 connection.execute(_LOCK_LANE, (lane,))
-            return [self._insert(connection, message) for message in messages]
+            return self._insert(connection, messages)
 
     def resume(self, connection: Connection, lane: str) -> int:
         """Let a blocked lane go on from the message that stopped it. Returns how many were blocked."""
@@ -180,18 +180,15 @@ class Outbox:
         with translated("pruning the outbox"):
             return connection.execute(_PRUNE, (older_than, limit)).rowcount
 
-    def _insert(self, connection: Connection, message: Message) -> int:
-        headers = {MESSAGE_ATTRIBUTE: traceparent(), **message.headers}
-        values = (
-            message.lane,
-            message.destination,
-            canonical_json(message.payload),
-            canonical_json(headers),
-            message.on_exhausted,
-        )
-        row = connection.execute(_PUT, values).fetchone()
-        assert row is not None  # noqa: S101  # INSERT ... RETURNING without a condition
-        return int(row[0])
+    def _insert(self, connection: Connection, messages: Sequence[Message]) -> list[int]:
+        rows = [_row(message) for message in messages]
+        ids: list[int] = []
+        with connection.cursor() as cursor:
+            cursor.executemany(_PUT, rows, returning=True)  # one round trip for many, in the order given
+            while rows and len(ids) < len(rows):
+                ids += [int(row[0]) for row in cursor.fetchall()]
+                cursor.nextset()
+        return ids
 
 
 class Claims(Protocol):
@@ -293,6 +290,12 @@ def parse_destination(text: str) -> Destination:
 def canonical_json(value: Any) -> str:
     """One spelling for one value, so that a repeated delivery has the same bytes and the same signature."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _row(message: Message) -> tuple[str, ...]:
+    headers = {MESSAGE_ATTRIBUTE: traceparent(), **message.headers}
+    payload = canonical_json(message.payload)
+    return message.lane, message.destination, payload, canonical_json(headers), message.on_exhausted
 
 
 def _is_webhook(address: str) -> bool:

@@ -150,10 +150,10 @@ class Relay:
         with ThreadPoolExecutor(self._workers, thread_name_prefix="relay") as executor:
             while True:
                 room = min(self._workers - len(running), limit - claimed)
+                asked_at = self._clock.monotonic()  # before the call: the claim's ttl runs from later than this
                 batch = self._claims.claim(room, lanes) if room > 0 else []
-                taken_at = self._clock.monotonic()
                 claimed += len(batch)
-                running |= {executor.submit(self._handle, one, taken_at) for one in batch}
+                running |= {executor.submit(self._handle, one, asked_at) for one in batch}
                 if not running:
                     return RelayReport(claimed=claimed, **outcomes)
                 done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -174,11 +174,11 @@ class Relay:
             if report.claimed == 0:
                 stop.wait(poll_seconds)
 
-    def _handle(self, claimed: Claimed, taken_at: float) -> str:
+    def _handle(self, claimed: Claimed, asked_at: float) -> str:
         trace = parse_traceparent(claimed.headers.get(MESSAGE_ATTRIBUTE))
         with bind_trace(trace):
             crash_point("outbox.relay.claimed")
-            if self._clock.monotonic() - taken_at >= self._claim_ttl:
+            if self._clock.monotonic() - asked_at >= self._claim_ttl:
                 return "lost"  # paused since the claim: another relay may already be past this message
             begun = self._clock.monotonic()
             try:

@@ -109,7 +109,7 @@ def test_a_renewal_that_never_returns_still_ends_the_lease() -> None:
                 release.wait(60)
             return lease
 
-    short = Lease("vault-1", "me", 7, 0.3, LEASE.lease_until)
+    short = Lease("vault-1", "me", 7, 2.0, LEASE.lease_until)
     with Heartbeat(Hanging(), short, every=0.05) as beat:
         assert beat.lost.wait(30)
         with pytest.raises(LostClaim):

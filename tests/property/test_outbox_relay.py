@@ -191,14 +191,19 @@ class RelayMachine(RuleBasedStateMachine):
         self.relays[which].run_once(1)
         self.queue.meanwhile = None
 
-    @rule(which=st.integers(0, 1), point=st.sampled_from(POINTS), nth=st.integers(1, 3))
-    def a_relay_dies(self, which: int, point: str, nth: int) -> None:
-        """Sudden death at a step; the next pass of the same number is a new process."""
+    @rule(
+        which=st.integers(0, 1),
+        point=st.sampled_from(POINTS),
+        mode=st.sampled_from(["raise", "error"]),
+        nth=st.integers(1, 3),
+    )
+    def a_relay_dies(self, which: int, point: str, mode: str, nth: int) -> None:
+        """Sudden death or an error at a step; the next pass of the same number is a new process."""
         self.queue.answer, self.queue.taking = "ok", 0.0
-        with armed(point, "raise", nth=nth) as charge:
+        with armed(point, mode, nth=nth) as charge:
             try:
                 self.relays[which].run_once(5)
-            except CrashInjected:
+            except (CrashInjected, Transient):
                 assert charge.fired
 
     @rule(seconds=st.sampled_from([1.0, 30.0, TTL]), jump=st.floats(-1e5, 1e5))

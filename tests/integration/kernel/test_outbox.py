@@ -41,7 +41,7 @@ class Hasty(Outbox):
 
     def put_all(self, connection: Connection, messages: list[Message]) -> list[int]:  # type: ignore[override]
         """Insert without waiting for other writers of the lane."""
-        return [self._insert(connection, message) for message in messages]
+        return self._insert(connection, messages)
 
 
 @pytest.fixture

@@ -37,9 +37,10 @@ class File:
     def deliver(self, claimed):
         os.write(self.handle, f"{claimed.lane} {claimed.payload}\\n".encode())
 
-dsn, path = sys.argv[1:3]
+dsn, path, claim_ttl, workers = sys.argv[1:5]
 with pool(dsn, application_name="relay", max_size=4) as shared:
-    relay = Relay(shared, {"sqs": File(path)}, policy=RetryPolicy(), claim_ttl=0.5, workers=3)
+    options = {"claim_ttl": float(claim_ttl), "workers": int(workers)}
+    relay = Relay(shared, {"sqs": File(path)}, policy=RetryPolicy(), **options)
     print("ready", flush=True)
     relay.run_forever(threading.Event(), poll_seconds=0.02, limit=5)
 """
@@ -52,10 +53,10 @@ class Relays:
         self.dsn, self.path = dsn, path
         self.processes: list[subprocess.Popen[str]] = []
 
-    def start(self, crash: str = "") -> subprocess.Popen[str]:
+    def start(self, crash: str = "", *, claim_ttl: float = 0.5, workers: int = 3) -> subprocess.Popen[str]:
         """One more relay, perhaps told to die somewhere."""
         process = subprocess.Popen(
-            [sys.executable, "-c", RELAY, self.dsn, str(self.path)],
+            [sys.executable, "-c", RELAY, self.dsn, str(self.path), str(claim_ttl), str(workers)],
             env={**os.environ, "LOCKSTEP_CRASH": crash},
             stdout=subprocess.PIPE,
             text=True,
@@ -116,15 +117,15 @@ def in_order(count: int = EACH) -> dict[str, list[int]]:
     return {lane: list(range(count)) for lane in LANES}
 
 
-@pytest.mark.parametrize("nth", [1, 4])
+@pytest.mark.parametrize(("mode", "nth", "status"), [("kill", 1, -signal.SIGKILL), ("exit", 4, 137)])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_relay_killed_at_any_step_loses_and_overtakes_nothing(
-    relays: Relays, shared: Pool, point: str, nth: int
+    relays: Relays, shared: Pool, point: str, mode: str, nth: int, status: int
 ) -> None:
     """Marked before sent is a loss; sent before claimed is disorder. Only a real kill shows either."""
     fill(shared)
-    victim = relays.start(f"{point}=kill@{nth}")
-    assert victim.wait(timeout=60) == -signal.SIGKILL
+    victim = relays.start(f"{point}={mode}@{nth}")
+    assert victim.wait(timeout=60) == status
     relays.start()
     wait_until_empty(shared)
     assert first_arrivals(relays.path) == in_order()
@@ -137,8 +138,8 @@ def test_every_crash_point_of_the_outbox_is_tried() -> None:
 
 
 def test_two_relays_share_the_work_and_keep_the_order(relays: Relays, shared: Pool) -> None:
-    relays.start()
-    relays.start()
+    for _ in range(2):
+        relays.start(claim_ttl=60)
     fill(shared)
     fill(shared, EACH)
     wait_until_empty(shared)
@@ -152,8 +153,8 @@ def test_a_rival_takes_over_while_a_relay_is_paused_and_the_sleeper_changes_noth
 ) -> None:
     """The sleeper wakes holding an expired claim; it must neither send nor settle on the strength of it."""
     fill(shared)
-    sleeper = relays.start("outbox.relay.claimed=hang:2")
-    relays.start()
+    sleeper = relays.start("outbox.relay.claimed=hang:2", workers=1)
+    relays.start(claim_ttl=60)
     wait_until_empty(shared)
     for _ in range(100):  # until the sleeper has woken and given its claim up
         threading.Event().wait(0.03)
