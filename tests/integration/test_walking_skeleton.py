@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import subprocess
 import sys
@@ -135,8 +136,16 @@ assert check.passed, check
 @pytest.mark.long
 def test_the_same_asset_runs_on_a_jvm_inside_the_run(stack: Any):
     """Guards the classic mode, with the Java of the wheel: in its own process, because one process has one mode."""
+    # A Connect session of an earlier test leaves SPARK_CONNECT_MODE_ENABLED behind, which a child would obey.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
     done = subprocess.run(
-        [sys.executable, "-c", _CLASSIC], cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=500, check=False
+        [sys.executable, "-c", _CLASSIC],
+        cwd=PROJECT_ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
