@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from lockstep.kernel import trace
+from resources import classic_spark
 
 if TYPE_CHECKING:
     from dagster_pyspark import LazyPySparkResource
@@ -60,9 +60,10 @@ class SparkResource(dg.ConfigurableResource):
         return lazy
 
     def _complete_config(self) -> dict[str, Any]:
-        # Computed at first use: finding the archives reads the disk, and definitions load without I/O.
-        base = _classic_config() if self.mode == "classic" else {"spark.remote": self.remote}
-        return {**base, **self.spark_config}
+        if self.mode != "classic":
+            return {"spark.remote": self.remote, **self.spark_config}
+        classic_spark.prepare_java()
+        return {**classic_spark.classic_config(), **self.spark_config}
 
 
 def _session_exists() -> bool:
@@ -80,21 +81,3 @@ def _trace_of(run: dg.DagsterRun | None) -> str | None:
     if run is None:
         return None
     return run.tags.get(trace.RUN_TAG) or run.run_id.replace("-", "")
-
-
-def _classic_config() -> dict[str, Any]:
-    from stack.jars import spark_classpath  # noqa: PLC0415  # only this mode needs the archives
-
-    # The endpoint that boto3 chose is the endpoint for s3a: one decision, taken in one place.
-    endpoint = str(boto3.session.Session().client("s3").meta.endpoint_url)
-    return {
-        "spark.master": "local[2]",
-        "spark.jars": ",".join(str(jar) for jar in spark_classpath()),
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.hadoop.fs.s3a.endpoint": endpoint,
-        "spark.hadoop.fs.s3a.path.style.access": "true",
-        "spark.hadoop.fs.s3a.connection.ssl.enabled": str(endpoint.startswith("https")).lower(),
-        "spark.ui.enabled": "false",
-    }

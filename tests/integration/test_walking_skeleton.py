@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,7 +13,7 @@ import dagster as dg
 import pytest
 
 from jobs.lanes import RUNS_PER_LANE, lane_pools, set_pool_limits
-from lockstep.kernel.settings import load_settings
+from lockstep.kernel.settings import PROJECT_ROOT, load_settings
 from lockstep.selftest import worker
 from lockstep.selftest.model import QUEUE, TABLE, SelftestRequest
 from platform_assets.definitions import build_definitions, defs
@@ -115,6 +118,36 @@ def test_the_stack_has_limited_every_lane_before_the_first_run(stack: Any):
             name: (RUNS_PER_LANE, False) for name in lane_pools(defs)
         }
         assert set_pool_limits(instance) == []
+
+
+_CLASSIC = """
+import dagster as dg
+from lockstep.kernel.settings import PROJECT_ROOT, load_settings
+from platform_assets.definitions import build_definitions
+
+job = build_definitions(settings=load_settings(spark_mode="classic")).resolve_job_def("selftest_job")
+config = {"ops": {"selftest_table": {"config": {"id": "classic", "rows": 9}}}}
+with dg.DagsterInstance.ephemeral() as instance:
+    (check,) = job.execute_in_process(config, instance=instance).get_asset_check_evaluations()
+assert check.passed, check
+"""
+
+
+@pytest.mark.long
+def test_the_same_asset_runs_on_a_jvm_inside_the_run(stack: Any):
+    """Guards the classic mode, with the Java of the wheel: in its own process, because one process has one mode."""
+    # A Connect session of an earlier test leaves SPARK_CONNECT_MODE_ENABLED behind, which a child would obey.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
+    done = subprocess.run(
+        [sys.executable, "-c", _CLASSIC],
+        cwd=PROJECT_ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def _messages_left(sqs: Any, url: str) -> int:
