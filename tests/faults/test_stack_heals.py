@@ -68,18 +68,26 @@ def _wait(what: Callable[[], Any], words: str) -> Any:
     raise AssertionError(f"not within {HEAL_SECONDS} s: {words}")
 
 
-@pytest.mark.parametrize("name", [part.name for part in PARTS])
-def test_a_killed_part_comes_back_and_nothing_acknowledged_is_lost(stack: Stack, name: str) -> None:
+SERVICES = [part.name for part in PARTS if part.kind == "service"]
+DAGSTER = [part.name for part in PARTS if part.name.startswith("dagster")]
+STORES = [[part.name] for part in PARTS if part.name not in (*SERVICES, *DAGSTER)]
+
+
+@pytest.mark.parametrize("names", [*STORES, DAGSTER, SERVICES], ids="+".join)
+def test_killed_parts_come_back_and_nothing_acknowledged_is_lost(stack: Stack, names: list[str]) -> None:
     keepsakes = Keepsakes(stack, secrets.token_hex(4))
     keepsakes.write()
     supervisor = stack.running()
-    pid, restarts = supervisor.processes()[name]["pid"], supervisor.restarts()[name]
+    pids = {name: supervisor.processes()[name]["pid"] for name in names}
+    restarts = supervisor.restarts()
 
-    os.kill(pid, signal.SIGKILL)
+    for pid in pids.values():
+        os.kill(pid, signal.SIGKILL)
 
-    _wait(lambda: supervisor.restarts()[name] > restarts, f"{name} is started again")
-    _wait(lambda: probe(name, stack.site()) is None, f"{name} is healthy again")
-    assert supervisor.processes()[name]["pid"] != pid
+    for name in names:
+        _wait(lambda name=name: supervisor.restarts()[name] > restarts[name], f"{name} is started again")
+        _wait(lambda name=name: probe(name, stack.site()) is None, f"{name} is healthy again")
+        assert supervisor.processes()[name]["pid"] != pids[name]
     keepsakes.check()
 
 
