@@ -43,7 +43,7 @@ def up(
     ] = None,
 ) -> None:
     """Start the embedded stack, or what is missing of it, and wait until every part is healthy."""
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    _stop_on_signals()
     warning = java.java_home_warning()
     if warning:
         errors.print(f"[yellow]warning[/] {warning}", highlight=False, soft_wrap=True)
@@ -231,7 +231,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the stack running afterwards.")] = False,
 ) -> None:
     """Start the stack, send a message through every part, and show where to look."""
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    _stop_on_signals()
     stack = Stack(user_settings(), report=_say)
     try:
         console.print("[bold]1. The stack[/]: PostgreSQL, DynamoDB, SQS, S3, Spark and Dagster, all real")
@@ -305,6 +305,12 @@ def register(app: typer.Typer) -> None:
 
 def _say(part: str, news: str) -> None:
     console.print(f"  {part:<15} {news}", highlight=False)
+
+
+def _stop_on_signals() -> None:
+    """SIGTERM ends a start as cleanly as Ctrl-C. SIGINT is set too: a background shell starts us with it ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _as_interrupt)
 
 
 def _as_interrupt(number: int, frame: FrameType | None) -> None:

@@ -92,8 +92,11 @@ def _read(variables: dict[str, str], queue: str) -> tuple[str, str]:
     return row, answer["Messages"][0]["Body"]
 
 
-@pytest.mark.parametrize("news", ["postgres        starting", "postgres        ready", "dynamodb        ready"])
-def test_interrupting_a_start_leaves_no_process(small_home: Path, news: str) -> None:
+@pytest.mark.parametrize(
+    ("news", "signal_number"),
+    [("postgres        starting", signal.SIGINT), ("dynamodb        ready", signal.SIGTERM)],
+)
+def test_interrupting_a_start_leaves_no_process(small_home: Path, news: str, signal_number: int) -> None:
     starting = subprocess.Popen(
         [LOCKSTEP, "up"],
         env=_environment(small_home) | {"PYTHONUNBUFFERED": "1"},
@@ -103,7 +106,7 @@ def test_interrupting_a_start_leaves_no_process(small_home: Path, news: str) -> 
     )
     seen = next(line for line in starting.stdout if news in line)
     assert seen, "the start never came so far"
-    starting.send_signal(signal.SIGINT)
+    starting.send_signal(signal_number)
     output, _ = starting.communicate(timeout=120)
     assert starting.returncode == 130, output
     assert "Traceback" not in output
