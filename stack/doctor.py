@@ -17,7 +17,7 @@ from stack.environment import LOOPBACK
 from stack.health import aws_client
 from stack.lifecycle import Stack
 
-DEEP_SECONDS = 180
+DEEP_SECONDS = 300
 DEEP_NEEDS = ("postgres", "sqs", "s3", "spark", "dagster-code", "dagster", "dagster-daemon")
 
 
