@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status demo lint check-defs format test test-long lock clean
+.PHONY: help setup up down status demo lint check-defs format test test-long lock lock-jars clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,8 +47,10 @@ test: setup ## Run all tests on an embedded stack of their own
 test-long: setup ## The long fault and property runs
 	$(BIN)/pytest -m long
 
-lock: setup ## Pin the dependencies anew after a change of pyproject.toml or stack/jars.py
+lock: setup ## Pin the Python packages anew after a change of pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --generate-hashes --no-emit-index-url --no-annotate --python-version 3.11 -o requirements.lock -q
+
+lock-jars: setup ## Pin the Java archives anew after a change of stack/jars.py
 	$(BIN)/python -m stack.jars lock
 
 clean: ## Remove the environment (not the data of the stack)
