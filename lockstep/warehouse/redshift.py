@@ -1,7 +1,8 @@
 """The Redshift dialect: one window as the list of statements of one transaction.
 
 What belongs here: SQL text that keeps to what Redshift allows in a transaction: no TRUNCATE (it commits), no ALTER
-TYPE, TEMP staging, COPY from a manifest whose files are mandatory. What does not: a connection; see docs/windows-apply.md.
+TYPE, TEMP staging, COPY from a manifest whose files are mandatory. What does not:
+a connection.
 """
 
 from __future__ import annotations
