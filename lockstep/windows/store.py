@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -76,6 +76,9 @@ VALUES (%(actor)s, %(action)s, %(vault)s, %(stop)s, %(reason)s, %(detail)s)"""
 _AUDITS = """
 SELECT at, actor, action, stop, reason FROM windows.audit WHERE vault = %s ORDER BY id DESC LIMIT %s"""
 
+BEGINNING = datetime(2000, 1, 1, tzinfo=UTC)
+"""Where every full archive starts; a lane there waits for its first full load."""
+
 CHAIN = (WindowKind.INCREMENTAL.value, "gap")
 
 
@@ -91,6 +94,11 @@ class Lane:
     lease_until: datetime | None
     opened_by: str
     is_held: bool
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the lane stands after its full load, or began without one."""
+        return self.watermark > BEGINNING
 
 
 @dataclass(frozen=True)
@@ -200,7 +208,7 @@ class WindowStore:
                 self._guard(connection, claim)
                 crash_point("windows.apply.after_guard")
                 counts = self._move(connection, staged, schema)
-                values |= {"counts": Jsonb(counts), "rows": sum(sum(one.values()) for one in counts.values())}
+                values |= {"counts": Jsonb(counts), "rows": _changed(counts)}
                 values["applied_at"] = _record(connection, values)
                 if connection.execute(_ADVANCE, values).rowcount != 1:
                     raise _lost(claim.vault, claim.fence)
@@ -214,7 +222,7 @@ class WindowStore:
         with translated("appending", unit=str(staged.window)), transaction(connection):
             self._guard(connection, claim)
             counts = self._move(connection, staged, schema)
-            values |= {"counts": Jsonb(counts), "rows": sum(sum(one.values()) for one in counts.values())}
+            values |= {"counts": Jsonb(counts), "rows": _changed(counts)}
             values["applied_at"] = _record(connection, values)
         return self._applied(values, counts)
 
@@ -244,7 +252,7 @@ class WindowStore:
         values = self._values(claim, staged)
         has_history = bool(self.history(claim.vault, kinds=("full", *CHAIN)))
         values |= {"new_epoch": claim.epoch + has_history, "opened_by": f"full load {staged.window.stoptime}"}
-        values |= {"counts": Jsonb(dict(counts)), "rows": sum(sum(one.values()) for one in counts.values())}
+        values |= {"counts": Jsonb(dict(counts)), "rows": _changed(counts)}
         with translated("swapping", unit=str(staged.window)), transaction(connection):
             self._guard(connection, claim)
             if connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (live,)).rowcount:
@@ -367,7 +375,7 @@ class WindowStore:
         )
         counts: dict[str, dict[str, int]] = {}
         for change in changes:
-            done = counts.setdefault(change.table.name, {})
+            done = counts.setdefault(change.table.name, {"upserts": change.upserts, "deletes": change.deletes})
             if change.deletes:
                 step = self._dialect.delete(schema, staged.schema, change)
                 done["deleted"] = connection.execute(step.sql.encode(), load).rowcount
@@ -398,6 +406,11 @@ class WindowStore:
         if self._connection is not None:
             self._connection.close()
         self._connection = None
+
+
+def _changed(counts: Mapping[str, Mapping[str, int]]) -> int:
+    """Rows that a window really changed; `upserts` and `deletes` beside them are what the manifest announced."""
+    return sum(one.get("upserted", 0) + one.get("deleted", 0) for one in counts.values())
 
 
 def _record(connection: Connection, values: Mapping[str, Any]) -> datetime:

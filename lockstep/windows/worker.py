@@ -25,9 +25,9 @@ from lockstep.kernel.logs import get_logger
 from lockstep.kernel.postgres import Connection
 from lockstep.kernel.retry import RetryPolicy
 from lockstep.warehouse.model import vault_schema
-from lockstep.windows import rules
+from lockstep.windows import epochs, rules
 from lockstep.windows.ledger import WindowLedger
-from lockstep.windows.model import QueueRow, Window, WindowStatus
+from lockstep.windows.model import QueueRow, Window, WindowKind, WindowStatus
 from lockstep.windows.prepare import Preparer
 from lockstep.windows.store import Applied, Claim, Staged, WindowStore
 
@@ -121,11 +121,14 @@ class WindowWorker:
             WindowFailed: `own` cannot be applied; it is FAILED now.
             LostClaim: A newer worker has the lane; this one has changed nothing since.
         """
-        self._open_if_new(vault, actor)
+        full = self._open_if_new(vault, actor)
         with self.held(vault) as claimed:
             if claimed is None:
                 return DrainReport(vault, reason="a live worker holds the lane")
             claim, beat = claimed
+            if full is not None and claim.watermark == full.window.start:
+                claim = self.load_full(claim, full)
+            epochs.append_logs(self, claim)
             return _Drain(self, claim, beat, own, progress or (lambda _: None)).run(by_hand=by_hand, actor=actor)
 
     @contextmanager
@@ -144,15 +147,36 @@ class WindowWorker:
                 self.preparer.drop_stages(claim)
                 self.store.release(claim.lease)
 
-    def _open_if_new(self, vault: str, actor: str) -> None:
-        """A vault without a full load begins at its first window; the audit says so."""
-        if self.store.lane(vault) is not None:
-            return
+    def load_full(self, claim: Claim, row: QueueRow) -> Claim:
+        """Load a full archive; if that cannot be done it is FAILED and the lane stays where it is."""
+        try:
+            return epochs.load_full(self, claim, row)
+        except LostClaim:
+            raise
+        except LockstepError as error:
+            self.ledger.failed(row.window, fence=claim.fence, error=str(error))
+            self.store.audit("failed", claim.vault, actor="lockstep", stop=row.window.stop, reason=error.what[:500])
+            raise WindowFailed(error.what, unit=str(row.window), next_step="fix the cause and retry it.") from error
+
+    def _open_if_new(self, vault: str, actor: str) -> QueueRow | None:
+        """Begin a vault's chain, with its full load if there is one: the answer then names it.
+
+        A vault without a full load begins at its first window; the audit says so.
+        """
+        lane = self.store.lane(vault)
+        fulls = self.ledger.pending(vault, None, kind=WindowKind.FULL) if lane is None or not lane.has_begun else []
+        if lane is not None and not fulls:
+            return None
         rows = self.ledger.pending(vault, None)
-        if rows:
-            first = rows[0].window
-            if self.store.open_lane(vault, first.epoch, first.start, f"first window {first.stoptime}"):
-                self.store.audit("open", vault, actor=actor, stop=first.stop, reason="begins without a full load")
+        first = rows[0].window if rows else None
+        usable = [row for row in fulls if row.status is not WindowStatus.FAILED]
+        full = epochs.baseline(lane, usable, first.start if first else None)
+        if lane is None and full is not None:
+            self.store.open_lane(vault, full.window.epoch, full.window.start, f"full load {full.window.stoptime}")
+        elif lane is None and first is not None and not fulls:
+            self.store.open_lane(vault, first.epoch, first.start, f"first window {first.stoptime}")
+            self.store.audit("open", vault, actor=actor, stop=first.stop, reason="begins without a full load")
+        return full
 
 
 class _Drain:
