@@ -22,7 +22,7 @@ from lockstep.kernel.clock import Clock, SystemClock
 from lockstep.kernel.errors import LockstepError
 from lockstep.kernel.settings import settings
 from lockstep.windows import rules
-from lockstep.windows.model import QUEUE_TABLE, QueueRow, WindowKind, WindowStatus
+from lockstep.windows.model import QUEUE_TABLE, QueueRow, WindowKind
 from lockstep.windows.store import WindowStore
 from platform_assets.window_events import partition_of, window_partitions
 from platform_assets.windows import ATTEMPT_TAG, VaultNames
@@ -114,24 +114,10 @@ def look(
         rows = ledger.pending(vault, lane.watermark)
         decision = rules.next_step(lane.watermark, rows, now, lease_until=lease)
     else:
-        decision = _first(ledger, vault)
+        decision = rules.baseline(ledger.pending(vault, None, kind=WindowKind.FULL), ledger.pending(vault, None))
     if not isinstance(decision, rules.Apply):
         return str(decision) if isinstance(decision, rules.Blocked) else "nothing new"
     return _request(instance, names, decision.row, now)
-
-
-def _first(ledger: Any, vault: str) -> rules.Decision:
-    """A vault that has not begun: its first window brings the full load with it."""
-    fulls = ledger.pending(vault, None, kind=WindowKind.FULL)
-    if fulls and all(row.status is WindowStatus.FAILED for row in fulls):
-        return rules.Blocked(rules.BlockReason.FAILED, fulls[-1].window)
-    newest = max((row.window.stop for row in fulls if row.status is not WindowStatus.FAILED), default=None)
-    rows = [row for row in ledger.pending(vault, newest) if row.status is not WindowStatus.APPLIED]
-    if not rows:
-        return rules.Idle()
-    if rows[0].status is WindowStatus.FAILED:
-        return rules.Blocked(rules.BlockReason.FAILED, rows[0].window)
-    return rules.Apply(rows[0])
 
 
 def _request(instance: dg.DagsterInstance, names: VaultNames, row: QueueRow, now: datetime) -> dg.RunRequest | str:

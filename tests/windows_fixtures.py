@@ -36,8 +36,11 @@ def new_lane(warehouse: str, stack: Any) -> Iterator[Callable[..., LaneUnderTest
     made: list[LaneUnderTest] = []
 
     def make(**options: Any) -> LaneUnderTest:
+        begun = options.pop("begun", True)
         world = World(s3, "raw-ddapi", dynamodb, options.pop("table", "ddapi_queue"), vault=new_vault(), **options)
         made.append(LaneUnderTest(warehouse, world))
+        if begun:
+            made[-1].open()
         return made[-1]
 
     yield make

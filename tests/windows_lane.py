@@ -49,6 +49,11 @@ class LaneUnderTest:
         self.stores.append(WindowStore(self.connect()))
         return self.stores[-1]
 
+    def open(self) -> LaneUnderTest:
+        """Begin the chain at the world's start, as a full load of an empty vault would."""
+        self.store().open_lane(self.vault, 1, self.world.start, "test")
+        return self
+
     def history(self) -> list[Applied]:
         return self.store().history(self.vault)
 

@@ -6,10 +6,8 @@ are kept under the name of their epoch; nothing is dropped automatically.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from lockstep.kernel.crash import crash_point
@@ -19,7 +17,7 @@ from lockstep.kernel.postgres import Connection, translated
 from lockstep.warehouse.dialect import quoted
 from lockstep.warehouse.model import vault_schema
 from lockstep.windows.model import QueueRow, WindowKind, WindowStatus
-from lockstep.windows.store import Applied, Claim, Lane, Staged
+from lockstep.windows.store import Applied, Claim, Staged
 
 if TYPE_CHECKING:
     from lockstep.windows.worker import WindowWorker
@@ -27,18 +25,6 @@ if TYPE_CHECKING:
 _log = get_logger(__name__)
 
 _UNFINISHED = "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s)"
-
-
-def baseline(lane: Lane | None, fulls: Iterable[QueueRow], first_start: datetime | None) -> QueueRow | None:
-    """The full load that a lane must begin with, or None.
-
-    The newest one that the first incremental can follow. A lane that has begun takes none by itself: a rebaseline is a
-    person's decision.
-    """
-    usable = [row for row in fulls if first_start is None or row.window.stop <= first_start]
-    if not usable or (lane is not None and lane.watermark != usable[-1].window.start):
-        return None
-    return max(usable, key=lambda row: row.window.stop)
 
 
 def load_full(worker: WindowWorker, claim: Claim, row: QueueRow) -> Claim:

@@ -20,6 +20,7 @@ class BlockReason(StrEnum):
     GAP = "GAP"
     FAILED = "FAILED"
     LEASED = "LEASED"
+    BASELINE = "BASELINE"
 
 
 class Apply(NamedTuple):
@@ -45,6 +46,8 @@ class Blocked(NamedTuple):
             return f"the window before {self.window} is missing"
         if self.reason is BlockReason.FAILED:
             return f"{self.window} is FAILED"
+        if self.reason is BlockReason.BASELINE:
+            return "the vault has no full load to begin with"
         return f"a live worker holds {self.window or 'the lane'}"
 
 
@@ -80,6 +83,21 @@ def next_step(
         alive = row.lease_until is not None and row.lease_until > now
         return Blocked(BlockReason.LEASED, row.window) if alive else Apply(row, takeover=True)
     return Apply(row)
+
+
+def baseline(fulls: Iterable[QueueRow], rows: Iterable[QueueRow]) -> Decision:
+    """What a vault that has not begun waits for, or the window that its newest full load makes the first.
+
+    Without a full load nothing is applied: rows come in any order, and a chain that began at a later one would miss
+    what was before it, silently and for ever.
+    """
+    known = sorted(fulls, key=lambda row: row.window.stop)
+    if not known:
+        return Blocked(BlockReason.BASELINE, None)
+    newest = known[-1]
+    if newest.status is WindowStatus.FAILED:
+        return Blocked(BlockReason.FAILED, newest.window)
+    return next_step(newest.window.stop, rows, newest.window.stop)
 
 
 def consecutive(watermark: datetime, rows: Iterable[QueueRow], limit: int) -> list[QueueRow]:

@@ -29,7 +29,7 @@ from lockstep.windows import epochs, rules
 from lockstep.windows.ledger import WindowLedger
 from lockstep.windows.model import QueueRow, Window, WindowKind, WindowStatus
 from lockstep.windows.prepare import Preparer
-from lockstep.windows.store import Applied, Claim, Staged, WindowStore
+from lockstep.windows.store import Applied, Claim, Lane, Staged, WindowStore
 
 _log = get_logger(__name__)
 
@@ -121,12 +121,16 @@ class WindowWorker:
             WindowFailed: `own` cannot be applied; it is FAILED now.
             LostClaim: A newer worker has the lane; this one has changed nothing since.
         """
-        full = self._open_if_new(vault, actor)
+        lane, full = self._opened(vault)
+        if lane is None:
+            return DrainReport(vault, reason=str(rules.Blocked(rules.BlockReason.BASELINE, None)))
         with self.held(vault) as claimed:
             if claimed is None:
                 return DrainReport(vault, reason="a live worker holds the lane")
             claim, beat = claimed
             if full is not None and claim.watermark == full.window.start:
+                if full.status is WindowStatus.FAILED and not by_hand:
+                    return DrainReport(vault, reason=str(rules.Blocked(rules.BlockReason.FAILED, full.window)))
                 claim = self.load_full(claim, full)
             epochs.append_logs(self, claim)
             return _Drain(self, claim, beat, own, progress or (lambda _: None)).run(by_hand=by_hand, actor=actor)
@@ -158,25 +162,17 @@ class WindowWorker:
             self.store.audit("failed", claim.vault, actor="lockstep", stop=row.window.stop, reason=error.what[:500])
             raise WindowFailed(error.what, unit=str(row.window), next_step="fix the cause and retry it.") from error
 
-    def _open_if_new(self, vault: str, actor: str) -> QueueRow | None:
-        """Begin a vault's chain, with its full load if there is one: the answer then names it.
-
-        A vault without a full load begins at its first window; the audit says so.
-        """
+    def _opened(self, vault: str) -> tuple[Lane | None, QueueRow | None]:
+        """The lane, begun at its newest full load if it has not begun yet: that row is then still to be loaded."""
         lane = self.store.lane(vault)
-        fulls = self.ledger.pending(vault, None, kind=WindowKind.FULL) if lane is None or not lane.has_begun else []
-        if lane is not None and not fulls:
-            return None
-        rows = self.ledger.pending(vault, None)
-        first = rows[0].window if rows else None
-        usable = [row for row in fulls if row.status is not WindowStatus.FAILED]
-        full = epochs.baseline(lane, usable, first.start if first else None)
-        if lane is None and full is not None:
-            self.store.open_lane(vault, full.window.epoch, full.window.start, f"full load {full.window.stoptime}")
-        elif lane is None and first is not None and not fulls:
-            self.store.open_lane(vault, first.epoch, first.start, f"first window {first.stoptime}")
-            self.store.audit("open", vault, actor=actor, stop=first.stop, reason="begins without a full load")
-        return full
+        if lane is not None and lane.has_begun:
+            return lane, None
+        fulls = self.ledger.pending(vault, None, kind=WindowKind.FULL)
+        if not fulls:
+            return lane, None
+        full = fulls[-1]
+        self.store.open_lane(vault, full.window.epoch, full.window.start, f"full load {full.window.stoptime}")
+        return self.store.lane(vault), full
 
 
 class _Drain:

@@ -51,7 +51,7 @@ def lane(stack: Any) -> LaneUnderTest:
     store.close()
     start = known.watermark if known else datetime(2026, 1, 2, tzinfo=UTC)
     world = World(boto3.client("s3"), "raw-ddapi", boto3.client("dynamodb"), "ddapi_queue", vault=VAULT, start=start)
-    return LaneUnderTest(dsn, world)
+    return LaneUnderTest(dsn, world).open()
 
 
 def _graphql(dagster: str, query: str, **variables: Any) -> dict[str, Any]:

@@ -154,7 +154,6 @@ def test_a_transient_fault_before_the_commit_is_tried_again_within_the_budget(la
 
 def test_only_one_worker_holds_a_lane(lane: LaneUnderTest):
     lane.world.publish(2)
-    lane.worker()._open_if_new(lane.vault, "test")
     with lane.worker().held(lane.vault) as claim:
         assert claim is not None
         report = lane.worker().drain(lane.vault)

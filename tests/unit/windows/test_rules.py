@@ -82,7 +82,27 @@ def test_a_drain_stops_at_a_hole():
     assert rules.consecutive(START, [_row(0), _row(2)], 10) == [_row(0)]
 
 
+def _full(stop: int, status: WindowStatus = WindowStatus.READY) -> QueueRow:
+    window = Window("v", START - timedelta(days=9000), START + stop * STEP, kind=WindowKind.FULL)
+    return QueueRow(window, status, window.prefix, "c")
+
+
+def test_a_vault_without_a_full_load_does_not_begin_at_whatever_row_came_first():
+    """Guards against rows in any order: a chain that began too late would miss what was before, for ever."""
+    assert rules.baseline([], [_row(3)]) == Blocked(BlockReason.BASELINE, None)
+
+
+def test_the_newest_full_load_decides_where_a_vault_begins():
+    rows = [_row(number) for number in range(5)]
+    assert rules.baseline([_full(0), _full(2)], rows) == Apply(rows[2])
+    assert rules.baseline([_full(0), _full(2, WindowStatus.FAILED)], rows) == Blocked(
+        BlockReason.FAILED, _full(2).window
+    )
+    assert rules.baseline([_full(5)], rows) == Idle()
+
+
 def test_every_reason_says_what_holds_the_lane():
     assert "missing" in str(Blocked(BlockReason.GAP, _row(1).window))
     assert "FAILED" in str(Blocked(BlockReason.FAILED, _row(1).window))
+    assert "full load" in str(Blocked(BlockReason.BASELINE, None))
     assert "live worker" in str(Blocked(BlockReason.LEASED, None))
