@@ -13,8 +13,11 @@ from typing import Any
 import dagster as dg
 
 import jobs.selftest
+import jobs.windows
 import platform_assets.selftest
+import platform_assets.windows
 import sensors.selftest
+import sensors.windows
 from lockstep.kernel.settings import Settings
 from lockstep.kernel.settings import settings as process_settings
 from resources.assembly import build_resources
@@ -24,6 +27,9 @@ MODULES: tuple[ModuleType, ...] = (
     platform_assets.selftest,
     jobs.selftest,
     sensors.selftest,
+    platform_assets.windows,
+    jobs.windows,
+    sensors.windows,
 )
 _LISTS = ("assets", "checks", "jobs", "schedules", "sensors")
 

@@ -16,6 +16,7 @@ from resources.aws import DynamoDBResource, SqsResource
 from resources.databases import PostgresResource, WarehouseResource
 from resources.lake import LakeResource
 from resources.spark import SparkResource
+from resources.windows import WindowsResource
 
 
 def build_resources(settings: Settings) -> dict[str, Any]:
@@ -29,6 +30,11 @@ def build_resources(settings: Settings) -> dict[str, Any]:
         "postgres": PostgresResource(dsn=dg.EnvVar("LOCKSTEP_POSTGRES_DSN")),
         "source": PostgresResource(dsn=dg.EnvVar("LOCKSTEP_SOURCE_DSN")),
         "warehouse": WarehouseResource(dsn=dg.EnvVar("LOCKSTEP_WAREHOUSE_DSN"), dialect=settings.warehouse_dialect),
+        "windows": WindowsResource(
+            dsn=dg.EnvVar("LOCKSTEP_WAREHOUSE_DSN"),
+            dialect=settings.warehouse_dialect,
+            region_name=settings.aws_region,
+        ),
     }
 
 

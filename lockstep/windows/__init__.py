@@ -1,0 +1,1 @@
+"""Windows: Veeva Direct Data into the warehouse, in order and exactly once."""
