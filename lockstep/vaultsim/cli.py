@@ -30,7 +30,7 @@ _PATIENCE_SECONDS = 600.0  # publishing thousands of windows packs each of them 
 
 
 @vault.command()
-def add(
+def add(  # noqa: PLR0913, PLR0917  # the options of a command
     vault_id: Annotated[str, typer.Option("--id", help="Id of the new vault.")],
     seed: Annotated[int, typer.Option(help="All data follows from it.")] = 1,
     rows: Annotated[int, typer.Option(help="Changed rows per object and window.")] = 20,
