@@ -36,7 +36,7 @@ def damaged_members(contents: Contents, fault: ArchiveFault | None) -> list[Memb
         _spoil(contents, fault)
     members = [contents.manifest(), *contents.members]
     if fault is ArchiveFault.NO_MANIFEST:
-        del members[0]
+        members.pop(0).content.close()
     if fault is ArchiveFault.WRAPPED:
         for one in members:
             one.name = f"archive/{one.name}"
@@ -58,7 +58,7 @@ def _contradict(contents: Contents, fault: ArchiveFault) -> None:
     if fault is ArchiveFault.LYING_MANIFEST:
         entry.records += 1
     else:
-        contents.members = [one for one in contents.members if one.name != entry.file]
+        _take(contents, entry)
 
 
 def _spoil(contents: Contents, fault: ArchiveFault) -> None:
@@ -72,7 +72,14 @@ def _spoil(contents: Contents, fault: ArchiveFault) -> None:
         stream = io.BytesIO(b"id,name__v\n\x00\xff\xfe\x01,\x02\n")
     else:
         stream = io.BytesIO(b"id,name__v\nV1,one,too many\n")
-    contents.members = [member(one.name, stream) if one.name == entry.file else one for one in contents.members]
+    contents.members.insert(_take(contents, entry), member(entry.file, stream))
+
+
+def _take(contents: Contents, entry: Entry) -> int:
+    """Remove an entry's file, and say where it was."""
+    place = next(place for place, one in enumerate(contents.members) if one.name == entry.file)
+    contents.members.pop(place).content.close()
+    return place
 
 
 def _extra(fault: ArchiveFault | None) -> list[Member]:

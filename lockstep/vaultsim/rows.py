@@ -148,7 +148,7 @@ class World:
             if len(seen) == wanted:
                 return
             draw = self._crc(thing, "change", batch, attempt)
-            origin = batch - 1 - draw % _MEMORY
+            origin = max(0, batch - 1 - draw % _MEMORY)
             size = self._births(thing, origin)
             birth = Birth(origin, (draw >> 5) % size) if size else None
             if birth is not None and birth not in seen and not self._dead(thing, birth, batch):

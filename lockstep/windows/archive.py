@@ -109,6 +109,7 @@ def _unpack(window: Window, parts: Sequence[Path], folder: Path, limits: Limits)
                 if name in found or len(found) >= limits.members:
                     why = "is in it twice" if name in found else f"is member {limits.members + 1}: too many"
                     raise BadArchive(window, f"{name} {why}.")
+                stream.expect(name, member.size)
                 found[name] = _extract(tar, member, folder / f"{len(found):05d}.csv")
         stream.drain()  # only the end of the gzip carries its checksum
     return found
@@ -168,6 +169,11 @@ class _Bounded:
         self._stream = stream
         self._left = allowed
         self._words = f"it unpacks to more than {allowed} bytes from {packed}: refused as a bomb."
+
+    def expect(self, name: str, size: int) -> None:
+        """Refuse a file by its announced size, before a byte of it is written."""
+        if size > self._left + _CHUNK:  # what was read ahead has been counted already
+            raise BadArchive(self._window, f"{name}: {self._words}")
 
     def read(self, size: int) -> bytes:
         chunk = self._stream.read(min(size, _CHUNK))
