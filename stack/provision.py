@@ -24,7 +24,11 @@ from stack.parts import Site
 DAY = 24 * 3600
 
 # Packages with a `migrations` folder, and the database that each one's tables live in.
-MIGRATIONS = (("lockstep.kernel", "LOCKSTEP_POSTGRES_DSN"),)
+MIGRATIONS = (
+    ("lockstep.kernel", "LOCKSTEP_POSTGRES_DSN"),
+    ("lockstep.exports", "LOCKSTEP_POSTGRES_DSN"),
+    ("lockstep.exports.demo", "LOCKSTEP_SOURCE_DSN"),
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Table:
 
 def buckets(site: Site) -> tuple[str, ...]:
     """The buckets of the platform."""
-    return (site.settings.lake_bucket, "raw-ddapi", "lockstep-exports", "lockstep-ticks")
+    return (site.settings.lake_bucket, "raw-ddapi", site.settings.exports_bucket, "lockstep-ticks")
 
 
 # A dead-letter queue keeps the original enqueue time, so it must retain for longer than its source.
