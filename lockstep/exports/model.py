@@ -167,6 +167,7 @@ class Chunk:
 
     job_id: str
     chunk_key: str
+    ordinal: int
     key: str
     effective_date: date
     status: ChunkStatus
@@ -185,6 +186,13 @@ class Chunk:
     reused: bool
     rows_so_far: int
     error_message: str | None
+    current_generation: int | None
+
+    @property
+    def is_downloadable(self) -> bool:
+        """Whether the bytes that this chunk recorded can still be read: pinned by a version, or not yet replaced."""
+        done = self.status == ChunkStatus.DONE
+        return done and (self.version_id is not None or self.generation == self.current_generation)
 
 
 @dataclass(frozen=True)

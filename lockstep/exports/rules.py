@@ -224,7 +224,7 @@ def _public_name(host: str) -> bool:
         pass
     # Numbers in other spellings (0x7f.1, 2130706433) are addresses too: a public name ends in letters.
     last = host.rstrip(".").rpartition(".")[2]
-    return "." in host.strip(".") and not last.isdigit() and not last.lower().startswith("0x") and last != "localhost"
+    return "." in host.strip(".") and not last.isdigit() and not last.lower().startswith("0x")
 
 
 def _escape(name: object) -> str:

@@ -73,12 +73,12 @@ SELECT {_JOB_COLUMNS} FROM exports.job
    AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s)
  ORDER BY number DESC LIMIT %(limit)s"""  # noqa: S608
 _CHUNKS = """
-SELECT job_id, chunk_key, key, effective_date, status, attempts, started_at, completed_at,
-       s3_object_key AS object_key, row_count AS rows, bytes, sha256, etag, version_id, generation, as_of, columns,
-       reused, rows_so_far, error_message
-  FROM exports.job_chunk
- WHERE job_id = %(job)s AND ordinal > %(after)s AND (%(status)s::text IS NULL OR status = %(status)s)
- ORDER BY ordinal LIMIT %(limit)s"""
+SELECT c.job_id, c.chunk_key, c.ordinal, c.key, c.effective_date, c.status, c.attempts, c.started_at, c.completed_at,
+       c.s3_object_key AS object_key, c.row_count AS rows, c.bytes, c.sha256, c.etag, c.version_id, c.generation,
+       c.as_of, c.columns, c.reused, c.rows_so_far, c.error_message, f.generation AS current_generation
+  FROM exports.job_chunk AS c LEFT JOIN exports.file_cache AS f USING (file_id)
+ WHERE c.job_id = %(job)s AND c.ordinal > %(after)s AND (%(status)s::text IS NULL OR c.status = %(status)s)
+ ORDER BY c.ordinal LIMIT %(limit)s"""
 _LAST_ORDINAL = "SELECT ordinal FROM exports.job_chunk WHERE job_id = %s AND chunk_key = %s"
 _CANCEL = """
 UPDATE exports.job SET cancel_requested = true, version = version + 1, updated_at = clock_timestamp()
@@ -174,9 +174,7 @@ class JobStore:
                 "duplicatesRemoved": submission.duplicates_removed,
             }
             if idempotency_key is not None:
-                connection.execute(
-                    _KEEP_KEY, (client.client_id, idempotency_key, digest, job_id, json.dumps(answer))
-                )
+                connection.execute(_KEEP_KEY, (client.client_id, idempotency_key, digest, job_id, json.dumps(answer)))
             crash_point("exports.submit.before_commit")
         crash_point("exports.submit.after_commit")
         return Accepted(answer, replayed=False)
