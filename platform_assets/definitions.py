@@ -12,8 +12,11 @@ from typing import Any
 
 import dagster as dg
 
+import jobs.exports
 import jobs.selftest
+import platform_assets.exports
 import platform_assets.selftest
+import sensors.exports
 import sensors.selftest
 from lockstep.kernel.settings import Settings
 from lockstep.kernel.settings import settings as process_settings
@@ -24,6 +27,9 @@ MODULES: tuple[ModuleType, ...] = (
     platform_assets.selftest,
     jobs.selftest,
     sensors.selftest,
+    platform_assets.exports,
+    jobs.exports,
+    sensors.exports,
 )
 _LISTS = ("assets", "checks", "jobs", "schedules", "sensors")
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -65,6 +65,13 @@ UPDATE exports.job_chunk AS c
   FROM unnest(%(jobs)s::text[], %(chunks)s::text[]) AS picked (job_id, chunk_key)
  WHERE c.job_id = picked.job_id AND c.chunk_key = picked.chunk_key AND c.status = 'PENDING'
    AND c.run_at <= clock_timestamp() AND (c.reserved_until IS NULL OR c.reserved_until <= clock_timestamp())"""
+_RESERVE_FILE = """
+UPDATE exports.job_chunk AS c
+   SET batch_id = %(batch)s, reserved_until = clock_timestamp() + make_interval(secs => %(seconds)s),
+       run_at = clock_timestamp()
+  FROM exports.job AS j
+ WHERE j.job_id = c.job_id AND j.status IN ('SUBMITTED', 'IN_PROGRESS') AND NOT j.cancel_requested
+   AND c.key = %(key)s AND c.effective_date = %(day)s AND c.status = 'PENDING'"""
 _EXTEND = """
 UPDATE exports.job_chunk SET reserved_until = clock_timestamp() + make_interval(secs => %s)
  WHERE batch_id = %s AND status = 'PENDING'"""
@@ -268,6 +275,14 @@ class ClaimStore:
             batch = self._ids.new_id()
             picked = {"jobs": [one.job_id for one in chosen], "chunks": [one.chunk_key for one in chosen]}
             size = connection.execute(_RESERVE, {"batch": batch, "seconds": seconds, **picked}).rowcount
+        return Batch(batch, size) if size else None
+
+    def reserve_file(self, key: str, day: date, *, seconds: float = RESERVE_SECONDS) -> Batch | None:
+        """Set aside every waiting chunk of one key and day, whoever else had it in mind: a person asked for it now."""
+        batch = self._ids.new_id()
+        parameters = {"batch": batch, "seconds": seconds, "key": key, "day": day}
+        with transaction(self._source, what="reserving a partition") as connection:
+            size = connection.execute(_RESERVE_FILE, parameters).rowcount
         return Batch(batch, size) if size else None
 
     def extend(self, batch_id: str, *, seconds: float = RESERVE_SECONDS) -> int:

@@ -118,6 +118,13 @@ class ObjectStore:
         except BotoCoreError as error:
             raise _down(error) from error
 
+    def put(self, object_key: str, data: bytes, content_type: str) -> None:
+        """Write a small object that is no export file."""
+        try:
+            self._client.put_object(Bucket=self._bucket, Key=object_key, Body=data, ContentType=content_type)
+        except (ClientError, BotoCoreError) as error:
+            raise _down(error) from error
+
     def delete(self, object_key: str) -> None:
         """Remove an object."""
         try:
