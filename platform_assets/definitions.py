@@ -12,10 +12,14 @@ from typing import Any
 
 import dagster as dg
 
+import jobs.exports
 import jobs.selftest
 import jobs.windows
 import platform_assets.selftest
 import platform_assets.windows
+import platform_assets.exports
+import platform_assets.selftest
+import sensors.exports
 import sensors.selftest
 import sensors.windows
 from lockstep.kernel.settings import Settings
@@ -30,6 +34,9 @@ MODULES: tuple[ModuleType, ...] = (
     platform_assets.windows,
     jobs.windows,
     sensors.windows,
+    platform_assets.exports,
+    jobs.exports,
+    sensors.exports,
 )
 _LISTS = ("assets", "checks", "jobs", "schedules", "sensors")
 

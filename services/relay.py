@@ -14,6 +14,7 @@ import httpx
 from anyio import to_thread
 from fastapi import FastAPI
 
+from lockstep.exports.clients import ClientStore
 from lockstep.kernel.deliver import DynamoDeliverer, SqsDeliverer, WebhookDeliverer
 from lockstep.kernel.errors import InvalidInput, Transient
 from lockstep.kernel.logs import get_logger
@@ -24,6 +25,7 @@ from lockstep.kernel.settings import Settings
 from resources.clients import aws_client
 from services import shell
 from services.checks import dynamodb_check, postgres_check, sqs_check
+from services.webhooks import PublicOnly, sign_for
 
 WORKERS = 4
 WEBHOOK_SECONDS = 20.0  # well below the claim's ttl, so that a slow receiver cannot cause a second delivery
@@ -69,7 +71,8 @@ class RelayLoop:
         if self._settings.postgres_dsn is None:
             raise InvalidInput("LOCKSTEP_POSTGRES_DSN is not set.", next_step="start the stack, or set the address.")
         source = pool(self._settings.postgres_dsn, application_name="lockstep-relay", max_size=WORKERS + 1)
-        with source, httpx.Client(timeout=WEBHOOK_SECONDS, follow_redirects=False) as webhooks:
+        guard = PublicOnly(private=self._settings.exports_private_webhooks)
+        with source, httpx.Client(timeout=WEBHOOK_SECONDS, follow_redirects=False, transport=guard) as webhooks:
             self._relay = self._build(app, source, webhooks)
             self._thread.start()
             yield
@@ -84,7 +87,7 @@ class RelayLoop:
             {
                 "sqs": SqsDeliverer(aws_client("sqs", region=region)),
                 "dynamodb": DynamoDeliverer(aws_client("dynamodb", region=region)),
-                "webhook": WebhookDeliverer(webhooks),
+                "webhook": WebhookDeliverer(webhooks, sign=sign_for(ClientStore(source))),
             },
             workers=WORKERS,
             observe=RelayMetrics(registry).observe,

@@ -28,6 +28,8 @@ MIGRATIONS = (
     ("lockstep.kernel", "LOCKSTEP_POSTGRES_DSN"),
     ("lockstep.windows", "LOCKSTEP_WAREHOUSE_DSN"),
     ("lockstep.vaults", "LOCKSTEP_POSTGRES_DSN"),
+    ("lockstep.exports", "LOCKSTEP_POSTGRES_DSN"),
+    ("lockstep.exports.demo", "LOCKSTEP_SOURCE_DSN"),
 )
 
 
@@ -56,7 +58,7 @@ class Table:
 
 def buckets(site: Site) -> tuple[str, ...]:
     """The buckets of the platform."""
-    return (site.settings.lake_bucket, "raw-ddapi", "lockstep-exports", "lockstep-ticks")
+    return (site.settings.lake_bucket, "raw-ddapi", site.settings.exports_bucket, "lockstep-ticks")
 
 
 # A dead-letter queue keeps the original enqueue time, so it must retain for longer than its source.

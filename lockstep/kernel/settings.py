@@ -110,6 +110,14 @@ class Settings(BaseSettings):
         default=date(2026, 1, 1),
         description="First day whose windows are shown as partitions; the next 200 days are.",
         examples=["2026-01-01"],
+    exports_bucket: str = Field(
+        default="lockstep-exports", description="Bucket of the exported files.", examples=["acme-exports"]
+    )
+    exports_base_path: str = Field(
+        default="exports",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$",
+        description="Folder of the exported files inside the bucket.",
+        examples=["exports"],
     )
 
     # --- ports of the embedded parts: absent = chosen free at first start, then kept --------------------------
@@ -130,6 +138,31 @@ class Settings(BaseSettings):
     # --- behaviour -----------------------------------------------------------------------------------------------
     spark_memory: str = Field(
         default="1g", pattern=r"^\d+[mg]$", description="Heap of the embedded Spark server.", examples=["1g"]
+    )
+    exports_reuse_window_days: int = Field(
+        default=7,
+        ge=0,
+        le=3650,
+        description="Export files of days younger than this are always made anew; older ones may be reused.",
+        examples=["7"],
+    )
+    exports_max_chunks: int = Field(
+        default=20_000, ge=1, le=1_000_000, description="Most chunks that one export job may have.", examples=["20000"]
+    )
+    exports_max_attempts: int = Field(
+        default=5, ge=1, le=100, description="Attempts of one export chunk before it has failed.", examples=["5"]
+    )
+    exports_connections: int = Field(
+        default=4,
+        ge=1,
+        le=1000,
+        description="Connections that export workers may hold to the source database at the same time.",
+        examples=["4"],
+    )
+    exports_private_webhooks: bool = Field(
+        default=False,
+        description="Let export webhooks call private addresses and plain http. For tests and closed networks.",
+        examples=["false"],
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="Least severe log line that is written.", examples=["INFO"]

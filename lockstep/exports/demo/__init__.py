@@ -1,0 +1,1 @@
+"""The demo's source database: keys, and the function that a worker reads. Only its migrations live here."""

@@ -1,0 +1,249 @@
+"""How rows become bytes: the query that fixes order and spelling, and the encoders of the formats.
+
+What belongs here: everything that decides a file's bytes; docs/exports.md says it in words. What does not: where the
+rows come from (source.py) and where the bytes go (sink.py). A change here that changes bytes is a new DIALECT.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, Protocol
+
+from psycopg import sql
+
+from lockstep.exports.model import Format, FormulaGuard
+
+DIALECT = 1
+CSV_DIALECT: dict[str, Any] = {
+    "encoding": "UTF-8",
+    "byteOrderMark": False,
+    "delimiter": ",",
+    "quote": '"',
+    "escape": '"',
+    "lineEnd": "\n",
+    "header": True,
+    "null": "empty, not quoted",
+    "emptyText": '""',
+    "dates": "ISO 8601, UTC",
+    "booleans": "t / f",
+    "order": "all columns, from the first to the last, text by code point, NULL last",
+}
+
+_TEXT = frozenset({"text", "varchar", "bpchar", "name", "citext", "character varying", "character"})
+_FORMULA = "^[=+\\-@\\t\\r]"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the export function: its name, and its type as PostgreSQL spells it."""
+
+    name: str
+    type: str
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its order depends on a collation."""
+        return self.type.partition("(")[0] in _TEXT
+
+
+class Encoder(Protocol):
+    """Turns what COPY sends into the bytes of a file. Constant memory: what it is given, it passes on."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Bytes that are ready now; may be none."""
+        ...
+
+    def end(self) -> bytes:
+        """The last bytes."""
+        ...
+
+
+def copy_statement(
+    function: sql.Composable,
+    columns: Sequence[Column],
+    key: str,
+    day: date,
+    form: Format,
+    guard: FormulaGuard,
+) -> sql.Composed:
+    """The one statement of a chunk. COPY takes no bound parameters, so the values are quoted as literals."""
+    rows = sql.SQL("SELECT {columns} FROM {function}({key}, {day}) AS r ORDER BY {order}").format(
+        columns=sql.SQL(", ").join(_selected(column, form, guard) for column in columns),
+        function=function,
+        key=sql.Literal(key),
+        day=sql.SQL("{}::date").format(sql.Literal(day.isoformat())),
+        order=sql.SQL(", ").join(_ordered(column) for column in columns),
+    )
+    if form is Format.NDJSON:
+        # JSON text has no raw control characters, so with these two as quote and delimiter nothing is ever quoted.
+        rows = sql.SQL("SELECT row_to_json(t) FROM ({}) AS t").format(rows)
+        return sql.SQL("COPY ({}) TO STDOUT WITH (FORMAT csv, QUOTE E'\\x01', DELIMITER E'\\x02')").format(rows)
+    return sql.SQL("COPY ({}) TO STDOUT WITH (FORMAT csv, HEADER true, NULL '', ENCODING 'UTF8')").format(rows)
+
+
+def encoder(form: Format, columns: Sequence[Column]) -> Encoder:
+    """The encoder of a format."""
+    if form is Format.CSV_GZ:
+        return _Gzip()
+    if form is Format.PARQUET:
+        return _Parquet(columns)
+    return _Plain()
+
+
+def _selected(column: Column, form: Format, guard: FormulaGuard) -> sql.Composable:
+    name = sql.SQL("r.{}").format(sql.Identifier(column.name))
+    label = sql.Identifier(column.name)
+    if guard is FormulaGuard.QUOTE and column.is_text:
+        # A leading apostrophe keeps a spreadsheet from executing the cell.
+        return sql.SQL("CASE WHEN {name} ~ {formula} THEN '''' || {name} ELSE {name} END AS {label}").format(
+            name=name, formula=sql.Literal(_FORMULA), label=label
+        )
+    if form is Format.PARQUET and column.type == "timestamp with time zone":
+        spelled = "to_char({name} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS {label}"
+        return sql.SQL(spelled).format(name=name, label=label)
+    return sql.SQL("{name} AS {label}").format(name=name, label=label)
+
+
+def _ordered(column: Column) -> sql.Composable:
+    name = sql.SQL("r.{}").format(sql.Identifier(column.name))
+    if column.type in ("json", "xml", "point"):  # these have no order of their own
+        return sql.SQL('{}::text COLLATE "C"').format(name)
+    return sql.SQL('{} COLLATE "C"').format(name) if column.is_text else name
+
+
+class _Plain:
+    def feed(self, data: bytes) -> bytes:
+        return data
+
+    def end(self) -> bytes:
+        return b""
+
+
+class _Gzip:
+    """zlib writes a gzip header without name and with time zero, so equal rows give equal bytes."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.compressobj(6, zlib.DEFLATED, 31)
+
+    def feed(self, data: bytes) -> bytes:
+        return self._zlib.compress(data)
+
+    def end(self) -> bytes:
+        return self._zlib.flush()
+
+
+class _Parquet:
+    """CSV in, Parquet out, by blocks: a block of whole lines becomes a row group."""
+
+    _BLOCK = 8 << 20
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        import pyarrow as pa  # noqa: PLC0415  # only this format pays for it
+        from pyarrow import parquet  # noqa: PLC0415
+
+        self._schema = pa.schema([pa.field(column.name, _arrow_type(column.type)) for column in columns])
+        self._out = _Collected()
+        self._writer = parquet.ParquetWriter(self._out, self._schema, compression="zstd")
+        self._rest: list[bytes] = []
+        self._size = 0
+        self._header_pending = True
+
+    def feed(self, data: bytes) -> bytes:
+        self._rest.append(data)
+        self._size += len(data)
+        return self._write() if self._size >= self._BLOCK else b""
+
+    def end(self) -> bytes:
+        ready = self._write()
+        self._writer.close()
+        return ready + self._out.take()
+
+    def _write(self) -> bytes:
+        # COPY sends whole rows, so a block ends where a row ends, also when a value has line ends in it.
+        import pyarrow as pa  # noqa: PLC0415
+        from pyarrow import csv  # noqa: PLC0415
+
+        block = b"".join(self._rest)
+        self._rest, self._size = [], 0
+        names = None if self._header_pending else self._schema.names
+        self._header_pending = False
+        if not block:
+            return self._out.take()
+        table = csv.read_csv(
+            pa.BufferReader(block),
+            read_options=csv.ReadOptions(column_names=names, use_threads=False, block_size=max(len(block), 1)),
+            parse_options=csv.ParseOptions(newlines_in_values=True),
+            convert_options=csv.ConvertOptions(
+                column_types=self._schema,
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+                true_values=["t"],
+                false_values=["f"],
+            ),
+        )
+        if table.num_rows:
+            self._writer.write_table(table)
+        return self._out.take()
+
+
+class _Collected:
+    """A file that forgets what was taken, so that the whole Parquet file is never in memory."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._position = 0
+
+    def write(self, data: Any) -> int:
+        part = bytes(data)
+        self._parts.append(part)
+        self._position += len(part)
+        return len(part)
+
+    def tell(self) -> int:
+        return self._position
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def take(self) -> bytes:
+        ready = b"".join(self._parts)
+        self._parts.clear()
+        return ready
+
+
+def _arrow_type(name: str) -> Any:
+    import pyarrow as pa  # noqa: PLC0415
+
+    plain = {
+        "smallint": pa.int16(),
+        "integer": pa.int32(),
+        "bigint": pa.int64(),
+        "real": pa.float32(),
+        "double precision": pa.float64(),
+        "boolean": pa.bool_(),
+        "date": pa.date32(),
+        "timestamp without time zone": pa.timestamp("us"),
+        "timestamp with time zone": pa.timestamp("us", tz="UTC"),
+    }
+    if name in plain:
+        return plain[name]
+    if name.startswith("numeric("):
+        precision, _, scale = name.removeprefix("numeric(").removesuffix(")").partition(",")
+        return pa.decimal128(int(precision), int(scale or 0)) if int(precision) <= 38 else pa.string()
+    return pa.string()

@@ -1,0 +1,88 @@
+"""The chunk sensor: reaps, reserves a fair batch within the connection budget, requests a run, settles messages.
+
+What belongs here: one bounded pass. What does not: whose turn it is (lockstep/exports/rules.py). It looks at the table,
+not at messages, so work whose message was lost is found at the next tick.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+import dagster as dg
+
+from jobs.exports import export_chunks_job
+from lockstep.exports.claims import Batch, ClaimStore
+from lockstep.exports.model import CHUNKS_ASSET, WORK_QUEUE
+from lockstep.exports.queue import ChunkQueue
+from lockstep.kernel.settings import load_settings
+from platform_assets.exports import BatchConfig
+from resources.aws import SqsResource
+from resources.exports import export_limits, state_pool
+
+CHUNKS_PER_CONNECTION = 100
+"""So many chunks of a batch for each connection: enough to be worth a run, few enough to decide anew soon."""
+
+QUEUE_SECONDS = 15.0
+
+
+@dg.sensor(
+    name="export_chunks_sensor",
+    job=export_chunks_job,
+    minimum_interval_seconds=5,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description=(
+        "Turns waiting export chunks into runs: fair between clients and jobs, never more Spark tasks than the "
+        "source's connection budget. A message is deleted only when its chunk has ended."
+    ),
+)
+def export_chunks_sensor(context: dg.SensorEvaluationContext, sqs: SqsResource) -> dg.SensorResult:
+    """One pass."""
+    settings = load_settings()
+    with state_pool(settings, application_name="lockstep-export-sensor") as state:
+        claims = ClaimStore(state, owner="sensor", limits=export_limits(settings))
+        reaped = claims.reap()
+        free = settings.exports_connections - _tasks_in_flight(context.instance)
+        batch = claims.reserve(free * CHUNKS_PER_CONNECTION) if free > 0 else None
+        _settle(context, sqs, claims)
+    if batch is None:
+        return dg.SensorResult(skip_reason=f"nothing to start ({max(free, 0)} connections free, {reaped} reaped)")
+    return dg.SensorResult(run_requests=[build_run_request(batch, free)])
+
+
+def build_run_request(batch: Batch, free: int) -> dg.RunRequest:
+    """The run that works off a batch. The batch is new at every attempt, so its key never was used before."""
+    wanted = max(2, 2 * (os.cpu_count() or 1))
+    tasks = max(1, min(free, wanted, math.ceil(batch.size / 2)))
+    config = BatchConfig(batch_id=batch.batch_id, tasks=tasks)
+    return dg.RunRequest(
+        run_key=f"exports:{batch.batch_id}",
+        run_config=dg.RunConfig(ops={CHUNKS_ASSET: config}),
+        tags={"lockstep/export-batch": batch.batch_id, "lockstep/export-tasks": str(tasks)},
+    )
+
+
+def _tasks_in_flight(instance: dg.DagsterInstance) -> int:
+    """Connections that runs hold or will hold. A run that died is not in flight, so its share comes back."""
+    alive = [
+        dg.DagsterRunStatus.QUEUED,
+        dg.DagsterRunStatus.NOT_STARTED,
+        dg.DagsterRunStatus.STARTING,
+        dg.DagsterRunStatus.STARTED,
+        dg.DagsterRunStatus.CANCELING,
+    ]
+    runs = instance.get_runs(filters=dg.RunsFilter(job_name=export_chunks_job.name, statuses=alive), limit=100)
+    return sum(int(run.tags.get("lockstep/export-tasks", "1")) for run in runs)
+
+
+def _settle(context: dg.SensorEvaluationContext, sqs: SqsResource, claims: ClaimStore) -> None:
+    client = sqs.get_client()
+    try:
+        url = client.get_queue_url(QueueName=WORK_QUEUE)["QueueUrl"]
+        report = ChunkQueue(client, url).settle(claims, seconds=QUEUE_SECONDS)
+        context.log.info("messages: %s", report)
+    except Exception as error:  # messages are hints: without them work still moves, a little less tidily
+        context.log.warning("messages not settled: %s", error)
+
+
+sensors = [export_chunks_sensor]

@@ -1,0 +1,121 @@
+"""Fixtures of exports on the shared stack: fresh databases, a bucket, and everything that stands on them."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from lockstep.exports import rules
+from lockstep.exports.claims import ClaimStore
+from lockstep.exports.clients import ClientStore, NewClient
+from lockstep.exports.fleet import run_loop
+from lockstep.exports.model import Job, Limits, Place, Tally
+from lockstep.exports.sink import ObjectStore
+from lockstep.exports.source import SourceSession
+from lockstep.exports.store import JobStore
+from lockstep.exports.worker import Pulse, Worker
+from lockstep.kernel.migrate import migrate
+from lockstep.kernel.postgres import Pool, on_connect, pool
+from resources.exports import s3_client
+
+LIMITS = Limits(max_chunks=50, max_attempts=3)
+
+
+@dataclass
+class World:
+    """One deployment of its own: state, source, bucket, a client."""
+
+    state_dsn: str
+    source_dsn: str
+    bucket: str
+    state: Pool
+    s3: Any
+    client: NewClient
+    limits: Limits = LIMITS
+
+    @property
+    def jobs(self) -> JobStore:
+        return JobStore(self.state, place=Place(self.bucket), limits=self.limits)
+
+    def claims(self, owner: str = "w1", lease: float = 60.0) -> ClaimStore:
+        return ClaimStore(self.state, owner=owner, limits=self.limits, lease_seconds=lease)
+
+    def submit(self, *pairs: tuple[str, str], client: NewClient | None = None, **options: Any) -> str:
+        body = {"items": [{"key": key, "effectiveDates": [day]} for key, day in pairs], **options}
+        submission = rules.parse_submission(body, self.limits)
+        return self.jobs.submit((client or self.client).client, submission, body).job_id
+
+    def worker(self, claims: ClaimStore | None = None, *, every: float = 60.0) -> Worker:
+        claims = claims or self.claims()
+        source = SourceSession(on_connect(self.source_dsn, application_name="test"))
+        objects = ObjectStore(self.s3, self.bucket)
+        return Worker(claims, source, objects, Pulse(claims, every=every), place=Place(self.bucket), limits=self.limits)
+
+    def drain(self, worker: Worker | None = None) -> Tally:
+        used = worker or self.worker()
+        try:
+            return run_loop(used, self.claims(), threading.Event(), until_idle=True)
+        finally:
+            used._source.close()
+
+    def job(self, job_id: str) -> Job:
+        return self.jobs.get(job_id)
+
+    def read(self, object_key: str) -> bytes:
+        return self.s3.get_object(Bucket=self.bucket, Key=object_key)["Body"].read()
+
+    def names(self) -> list[str]:
+        return [one["Key"] for one in self.s3.list_objects_v2(Bucket=self.bucket).get("Contents", [])]
+
+    def ask(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.state_dsn) as connection:
+            cursor = connection.execute(statement, parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def source(self, statement: str) -> None:
+        with psycopg.connect(self.source_dsn, autocommit=True) as connection:
+            connection.execute(statement)
+
+
+@pytest.fixture(scope="module")
+def module_world(stack: Any) -> Iterator[World]:
+    """A world that the tests of one module share; each test makes its own jobs."""
+    yield from _world(stack)
+
+
+@pytest.fixture
+def world(stack: Any) -> Iterator[World]:
+    """A world of one test's own."""
+    yield from _world(stack)
+
+
+def _world(stack: Any) -> Iterator[World]:
+    import boto3
+
+    environment = stack.site().environment
+    address, names = environment["LOCKSTEP_POSTGRES_DSN"], [f"test_{secrets.token_hex(6)}" for _ in range(2)]
+    bucket = f"test-{secrets.token_hex(6)}"
+    with pytest.MonkeyPatch.context() as patch, psycopg.connect(address, autocommit=True) as admin:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        for name in names:
+            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        state_dsn, source_dsn = (address.rsplit("/", 1)[0] + f"/{name}" for name in names)
+        migrate(state_dsn, "lockstep.kernel")
+        migrate(state_dsn, "lockstep.exports")
+        migrate(source_dsn, "lockstep.exports.demo")
+        with psycopg.connect(source_dsn, autocommit=True) as source:
+            source.execute("UPDATE demo.source_key SET rows_per_day = 40")
+        boto3.client("s3").create_bucket(Bucket=bucket)
+        with pool(state_dsn, application_name="test", max_size=8) as state:
+            client = ClientStore(state).add("tester")
+            yield World(state_dsn, source_dsn, bucket, state, s3_client("us-east-1"), client)
+        for name in names:
+            admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
