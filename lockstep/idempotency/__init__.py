@@ -1,0 +1,1 @@
+"""The seven idempotency patterns as blocks: retry-safe and backfill-safe, without Dagster."""

@@ -1,0 +1,185 @@
+"""What every block needs of a Delta table: quoting, history, and the run's identity inside a commit.
+
+What belongs here: reading versions, writing and reading the `userMetadata` of commits, SQL text by path. What does not:
+any pattern. SQL and DataFrames only: the DeltaTable class needs a JVM in this process, and Spark Connect has none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lockstep.kernel.errors import InvalidInput, Terminal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STAMP_KEY = "lockstep"
+"""The key under which a commit of ours carries its identity; anything else in `userMetadata` is foreign."""
+
+_USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+_TXN_APP = "spark.databricks.delta.write.txnAppId"
+_TXN_VERSION = "spark.databricks.delta.write.txnVersion"
+_NOT_A_TABLE = frozenset({"DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "PATH_NOT_FOUND"})
+
+
+class Commit(NamedTuple):
+    """One line of a table's history. `stamp` is ours, or None for a commit of somebody else."""
+
+    version: int
+    operation: str
+    timestamp: datetime
+    stamp: dict[str, Any] | None
+    parameters: dict[str, str]
+    metrics: dict[str, str]
+
+
+class NotATable(Terminal):
+    """There is no Delta table under this address."""
+
+
+def quoted(path: str) -> str:
+    """The table as Spark SQL names it, delta.`path`; the only way an address may enter a statement."""
+    if not path or "\x00" in path:
+        raise InvalidInput(f"{path!r} is not the address of a table.")
+    return f"delta.{column(path)}"
+
+
+def column(name: str) -> str:
+    """A name in backticks, for columns of Spark SQL."""
+    if not name or "\x00" in name:
+        raise InvalidInput(f"{name!r} is not a column name.")
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(value: object) -> str:
+    """A value as Spark SQL text, for the places that take no bound parameter: predicates of writes and DML.
+
+    Raises:
+        InvalidInput: The type has no literal whose meaning is beyond doubt. A naive datetime is one of them: it
+            would mean another instant in every session's time zone.
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "NULL", True: "TRUE", False: "FALSE"}[value]
+    if isinstance(value, int | Decimal):
+        return str(value)
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return f"TIMESTAMP '{value.isoformat(sep=' ', timespec='microseconds')}'"
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return f"DATE '{value.isoformat()}'"
+    if isinstance(value, str) and "\x00" not in value:
+        # Spark reads backslashes inside quotes; a doubled quote would be two strings joined, so it is escaped too.
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    raise InvalidInput(f"{type(value).__name__} {value!r} cannot stand in a predicate.")
+
+
+def equality(values: Mapping[str, object]) -> str:
+    """`a = 1 AND b IS NULL` over named columns: the predicate of one partition."""
+    if not values:
+        raise InvalidInput("a partition needs at least one column.")
+    return " AND ".join(
+        f"{column(name)} IS NULL" if value is None else f"{column(name)} = {literal(value)}"
+        for name, value in values.items()
+    )
+
+
+def stamp(pattern: str, **fields: Any) -> str:
+    """The `userMetadata` of a commit of ours: which pattern wrote it, for which run, from which base."""
+    return json.dumps({STAMP_KEY: pattern, **fields}, sort_keys=True, separators=(",", ":"))
+
+
+def read_stamp(text: str | None) -> dict[str, Any] | None:
+    """What `stamp` wrote, or None when the commit is not ours."""
+    try:
+        found = json.loads(text or "")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and STAMP_KEY in found else None
+
+
+def exists(spark: SparkSession, path: str) -> bool:
+    """Whether a Delta table is there."""
+    return latest_version(spark, path) is not None
+
+
+def latest_version(spark: SparkSession, path: str) -> int | None:
+    """The version that a reader sees now, or None when there is no table."""
+    commits = _history(spark, path, limit=1)
+    return commits[0].version if commits else None
+
+
+def history(spark: SparkSession, path: str, *, limit: int | None = None) -> list[Commit]:
+    """The commits, newest first, as far back as the log is kept. Raises `NotATable`."""
+    commits = _history(spark, path, limit=limit)
+    if commits is None:
+        raise NotATable("there is no Delta table.", unit=path, next_step="write it first, or correct the address.")
+    return commits
+
+
+def read(spark: SparkSession, path: str, *, version: int | None = None) -> DataFrame:
+    """The table as it is now, or as it was at `version`."""
+    reader = spark.read.format("delta")
+    return (reader if version is None else reader.option("versionAsOf", version)).load(path)
+
+
+@contextmanager
+def commit_as(
+    spark: SparkSession, metadata: str | None = None, *, app: str | None = None, app_version: int = 1
+) -> Iterator[None]:
+    """Commits made in the block by SQL (MERGE, DELETE, UPDATE, RESTORE) carry this identity.
+
+    It is a setting of the session, so one session does one such block at a time; DataFrame writes take the writer
+    options `userMetadata`, `txnAppId` and `txnVersion` instead.
+
+    Args:
+        spark: The session whose commits are marked.
+        metadata: `userMetadata`, see `stamp`.
+        app: `txnAppId`: Delta ignores a second commit under the same pair, without any error.
+        app_version: `txnVersion`.
+    """
+    wanted = {_USER_METADATA: metadata, _TXN_APP: app, _TXN_VERSION: str(app_version) if app else None}
+    before = {name: spark.conf.get(name, None) for name, value in wanted.items() if value is not None}
+    try:
+        for name in before:
+            spark.conf.set(name, str(wanted[name]))
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
+
+
+def condition_of(error: BaseException) -> str:
+    """Spark's name of an error, such as DELTA_REPLACE_WHERE_MISMATCH; empty for other errors."""
+    asked = getattr(error, "getCondition", None)
+    return str(asked() or "") if callable(asked) else ""
+
+
+def _history(spark: SparkSession, path: str, *, limit: int | None) -> list[Commit] | None:
+    from pyspark.errors import AnalysisException  # noqa: PLC0415  # pyspark is heavy, imported when used
+
+    rows = f" LIMIT {int(limit)}" if limit is not None else ""
+    try:
+        found = spark.sql(f"DESCRIBE HISTORY {quoted(path)}{rows}").collect()
+    except AnalysisException as error:
+        if condition_of(error) in _NOT_A_TABLE:
+            return None
+        raise
+    return [_commit(row) for row in found]
+
+
+def _commit(row: Any) -> Commit:
+    return Commit(
+        version=int(row["version"]),
+        operation=str(row["operation"]),
+        timestamp=row["timestamp"],
+        stamp=read_stamp(row["userMetadata"]),
+        parameters={name: str(value) for name, value in (row["operationParameters"] or {}).items()},
+        metrics={name: str(value) for name, value in (row["operationMetrics"] or {}).items()},
+    )
