@@ -15,10 +15,9 @@ import dagster as dg
 import jobs.exports
 import jobs.selftest
 import jobs.windows
-import platform_assets.selftest
-import platform_assets.windows
 import platform_assets.exports
 import platform_assets.selftest
+import platform_assets.windows
 import sensors.exports
 import sensors.selftest
 import sensors.windows

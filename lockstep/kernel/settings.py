@@ -110,6 +110,9 @@ class Settings(BaseSettings):
         default=date(2026, 1, 1),
         description="First day whose windows are shown as partitions; the next 200 days are.",
         examples=["2026-01-01"],
+    )
+
+    # --- exports -----------------------------------------------------------------------------------------------
     exports_bucket: str = Field(
         default="lockstep-exports", description="Bucket of the exported files.", examples=["acme-exports"]
     )
