@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -138,10 +139,23 @@ def spark(stack: Stack) -> Iterator[Any]:
 
 
 @pytest.fixture
-def small_home(tmp_path: Path) -> Iterator[Path]:
+def home_folder() -> Iterator[Path]:
+    """A folder for the home of a stack, beside the shared one.
+
+    Not pytest's own: every pytest on the machine closes that one to other users when it starts, and as root the
+    embedded PostgreSQL is such a user.
+    """
+    folder = TEST_HOME.with_name(".lockstep-small") / secrets.token_hex(4)
+    folder.mkdir(parents=True)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def small_home(home_folder: Path) -> Iterator[Path]:
     """A home for a second, small stack; whatever was started in it is stopped afterwards."""
     from stack.lifecycle import Stack
 
-    home = tmp_path / "home"
+    home = home_folder / "home"
     yield home
     Stack(load_settings(home=home)).down()

@@ -16,8 +16,8 @@ from stack.supervisor import render
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> parts.Site:
-    settings = load_settings(home=tmp_path / "home with 100% space")
+def site(home_folder: Path) -> parts.Site:
+    settings = load_settings(home=home_folder / "home with 100% space")
     home = Home(settings.home)
     home.prepare()
     ports = home.choose_ports(settings)
