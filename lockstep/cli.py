@@ -38,7 +38,13 @@ def _register_rooms() -> None:
     """The commands of the rooms beside the stack: each brings its own."""
     from bench.cli import bench  # noqa: PLC0415
     from bench.report import PARTS  # noqa: PLC0415
+    from lockstep.vaults.cli import vaults  # noqa: PLC0415
+    from lockstep.vaultsim.cli import vault  # noqa: PLC0415
+    from lockstep.windows.cli import windows  # noqa: PLC0415
 
+    app.add_typer(windows)
+    app.add_typer(vaults)
+    app.add_typer(vault)
     if PARTS:
         app.command()(bench)
 

@@ -38,7 +38,8 @@ def environment(settings: Settings, home: Home, ports: dict[str, int]) -> dict[s
         "LOCKSTEP_DAGSTER_CODE_PORT": str(ports["dagster_code"]),
         "DAGSTER_HOME": str(home.dagster),
     }
-    return variables | _postgres(settings, home, ports) | _aws(settings, home, ports) | _spark(settings, ports)
+    parts = _postgres(settings, home, ports) | _aws(settings, home, ports) | _spark(settings, ports)
+    return variables | parts | _vault_login(settings)
 
 
 def adopt(settings: Settings, target: MutableMapping[str, str] = os.environ) -> bool:
@@ -133,3 +134,12 @@ def _spark(settings: Settings, ports: dict[str, int]) -> dict[str, str]:
     if settings.spark_mode == "classic":
         return {"LOCKSTEP_SPARK_MODE": "classic"}
     return {"LOCKSTEP_SPARK_REMOTE": settings.spark_remote or f"sc://{LOOPBACK}:{ports['spark']}"}
+
+
+def _vault_login(settings: Settings) -> dict[str, str]:
+    """A login that the vault simulator takes; it takes any. The user's own wins."""
+    password = settings.vault_password
+    return {
+        "LOCKSTEP_VAULT_USER": settings.vault_user or "simulator",
+        "LOCKSTEP_VAULT_PASSWORD": password.get_secret_value() if password else "simulator",
+    }

@@ -27,6 +27,7 @@ DAY = 24 * 3600
 MIGRATIONS = (
     ("lockstep.kernel", "LOCKSTEP_POSTGRES_DSN"),
     ("lockstep.windows", "LOCKSTEP_WAREHOUSE_DSN"),
+    ("lockstep.vaults", "LOCKSTEP_POSTGRES_DSN"),
 )
 
 

@@ -81,6 +81,17 @@ class Settings(BaseSettings):
         examples=["sc://spark.example.com:15002"],
     )
 
+    vault_user: str | None = Field(
+        default=None,
+        description="Login for every vault without LOCKSTEP_VAULT_<ID>_USER. Absent: the simulator's.",
+        examples=["integration@example.com"],
+    )
+    vault_password: SecretStr | None = Field(
+        default=None,
+        description="Password for every vault without LOCKSTEP_VAULT_<ID>_PASSWORD.",
+        examples=["…"],
+    )
+
     # --- names that a deployment may change --------------------------------------------------------------------
     lake_bucket: str = Field(default="lockstep-lake", description="Bucket of the Delta tables.", examples=["acme-lake"])
 
@@ -240,12 +251,15 @@ def _describe(problem: Any) -> str:
 
 # Read outside this class: crash points are armed per process by fault tests; the member mark is set by the stack.
 _OTHER_VARIABLES = {"LOCKSTEP_CRASH", "LOCKSTEP_STACK_MEMBER"}
+# The login of one vault: any number of vaults, so these names cannot be listed (lockstep/vaults/registry.py).
+_VAULT_LOGIN = re.compile(r"LOCKSTEP_VAULT_[A-Z0-9_]+_(USER|PASSWORD)", re.ASCII)
 
 
 def _refuse_unknown_variables() -> None:
     """A misspelt variable must not be ignored in silence: it would start the wrong parts."""
     known = {f"LOCKSTEP_{name.upper()}" for name in Settings.model_fields} | _OTHER_VARIABLES
-    unknown = sorted(name for name in os.environ if name.startswith("LOCKSTEP_") and name not in known)
+    ours = (name for name in os.environ if name.startswith("LOCKSTEP_") and name not in known)
+    unknown = sorted(name for name in ours if _VAULT_LOGIN.fullmatch(name) is None)
     if unknown:
         raise InvalidInput(
             "some variables are not settings of Lockstep.",

@@ -64,6 +64,37 @@ class WindowQueue:
             if after is None or row.window.stop > after:
                 yield row
 
+    def last(self, vault: str) -> QueueRow | None:
+        """The incremental with the latest stop time, found from the end without reading history."""
+        found = self._client.query(
+            TableName=self._table,
+            KeyConditionExpression="vault_id = :vault AND stoptime BETWEEN :first AND :last",
+            ExpressionAttributeValues={":vault": _s(vault), ":first": _s(_FIRST_STOP), ":last": _s(_LAST_STOP)},
+            ConsistentRead=True,
+            ScanIndexForward=False,
+            Limit=1,
+        )["Items"]
+        return from_item(found[0]) if found else None
+
+    def replace_failed(self, row: QueueRow, checksum: str) -> bool:
+        """Point a FAILED row at raw files that were fetched anew. False if the row is no longer as it was read."""
+        try:
+            self._client.update_item(
+                TableName=self._table,
+                Key=_key(row.window.vault, row.window.sort_key),
+                UpdateExpression="SET checksum = :new",
+                ConditionExpression="#status = :failed AND checksum = :old",
+                ExpressionAttributeNames={"#status": "status"},
+                ExpressionAttributeValues={
+                    ":new": _s(checksum),
+                    ":old": _s(row.checksum),
+                    ":failed": _s(WindowStatus.FAILED.value),
+                },
+            )
+        except self._client.exceptions.ConditionalCheckFailedException:
+            return False
+        return True
+
     def record_gap(self, gap: Gap, *, now: datetime) -> None:
         """Remember that a stretch is missing and why. Each call is one more attempt; the first sighting stays."""
         sets = {"reason": _s(gap.reason[:1000]), "last_seen": _s(format_instant(now)), "kind": _s("gap")}

@@ -58,6 +58,20 @@ def test_a_misspelt_variable_is_refused_instead_of_ignored(monkeypatch: pytest.M
         load_settings()
 
 
+@pytest.mark.parametrize("variable", ["LOCKSTEP_VAULT_1000020_USER", "LOCKSTEP_VAULT_MY_VAULT_PASSWORD"])
+def test_the_login_of_any_vault_is_a_known_variable(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "x")
+    load_settings()
+
+
+@pytest.mark.parametrize("variable", ["LOCKSTEP_VAULT_1000020_PASWORD", "LOCKSTEP_VAULT_URL", "LOCKSTEP_VAULTS_USER"])
+def test_a_misspelt_login_of_a_vault_is_refused(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the rule for vaults from opening the door to every typing error."""
+    monkeypatch.setenv(variable, "x")
+    with pytest.raises(InvalidInput, match=variable):
+        load_settings()
+
+
 def test_redshift_needs_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_WAREHOUSE_DIALECT", "redshift")
     with pytest.raises(InvalidInput, match="LOCKSTEP_WAREHOUSE_DSN: must be set"):

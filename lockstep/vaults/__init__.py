@@ -1,0 +1,1 @@
+"""Vaults that the platform reads from: their addresses, and where their credentials come from."""
