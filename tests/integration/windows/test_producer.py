@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,7 +56,7 @@ class Source:
 
 @pytest.fixture
 def source(simulator: Simulator, place: Place, tmp_path: Path) -> Iterator[Source]:
-    vault = f"70{next(_ids):04d}"
+    vault = f"70{next(_ids):04d}{secrets.token_hex(2)}"
     simulator.add(
         vault, rows=6, base_rows=5, objects=["study__v", "document_version__sys", "picklist__sys"], empty_every=4
     )
