@@ -17,6 +17,7 @@ from resources.databases import PostgresResource, WarehouseResource
 from resources.lake import LakeResource
 from resources.spark import SparkResource
 from resources.windows import WindowsResource
+from resources.vaults import VaultSourceResource
 
 
 def build_resources(settings: Settings) -> dict[str, Any]:
@@ -29,6 +30,9 @@ def build_resources(settings: Settings) -> dict[str, Any]:
         "dynamodb": DynamoDBResource(region_name=settings.aws_region),
         "postgres": PostgresResource(dsn=dg.EnvVar("LOCKSTEP_POSTGRES_DSN")),
         "source": PostgresResource(dsn=dg.EnvVar("LOCKSTEP_SOURCE_DSN")),
+        "vault_source": VaultSourceResource(
+            region_name=settings.aws_region, work_folder=str(settings.home / "work" / "windows")
+        ),
         "warehouse": WarehouseResource(dsn=dg.EnvVar("LOCKSTEP_WAREHOUSE_DSN"), dialect=settings.warehouse_dialect),
         "windows": WindowsResource(
             dsn=dg.EnvVar("LOCKSTEP_WAREHOUSE_DSN"),

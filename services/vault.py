@@ -6,10 +6,12 @@ the client of a vault (lockstep/windows/client.py). A vault's address is `/v/<id
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 from uuid import uuid4
@@ -42,13 +44,13 @@ _OCTETS = "application/octet-stream;charset=UTF-8"
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The service, not yet serving. Its memory is under the home folder and is opened when it starts to serve."""
+    """The service, not yet serving. Its memory is under the home folder and is opened at the first call."""
+    door = _Door(settings.home / "data" / "vault")
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.site = VaultSite(settings.home / "data" / "vault")
         yield
-        app.state.site.close()
+        door.close()
 
     app = shell.create_app(
         "vault",
@@ -57,10 +59,31 @@ def create_app(settings: Settings) -> FastAPI:
         readiness_checks={},
         lifespan=lifespan,
     )
+    app.state.door = door
     _add_session_routes(app)
     _add_file_routes(app)
     _add_controls(app)
     return app
+
+
+class _Door:
+    """The site behind the routes. A health check must not make a folder, so it is opened when someone asks for data."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._site: VaultSite | None = None
+        self._opening = threading.Lock()
+
+    def site(self) -> VaultSite:
+        with self._opening:
+            if self._site is None:
+                self._site = VaultSite(self._folder)
+            return self._site
+
+    def close(self) -> None:
+        with self._opening:
+            if self._site is not None:
+                self._site.close()
 
 
 def _add_session_routes(app: FastAPI) -> None:
@@ -134,7 +157,7 @@ async def _answer(request: Request, vault: str, make: Any) -> Response:
 
 
 def _respond(request: Request, vault: str, make: Any) -> Response:
-    site: VaultSite = request.app.state.site
+    site: VaultSite = request.app.state.door.site()
     headers = {"X-VaultAPI-ExecutionId": str(uuid4()), "X-VaultAPI-VaultId": vault}
     if "x-vaultapi-referenceid" in request.headers:
         headers["X-VaultAPI-ReferenceId"] = request.headers["x-vaultapi-referenceid"]
@@ -172,7 +195,7 @@ def _time(text: str) -> Any:
 
 def _add_controls(app: FastAPI) -> None:
     def site() -> VaultSite:
-        found: VaultSite = app.state.site
+        found: VaultSite = app.state.door.site()
         return found
 
     @app.get("/_control/vaults", tags=["control"], summary="All simulated vaults")

@@ -15,7 +15,7 @@ from lockstep.kernel.errors import InvalidInput
 from lockstep.vaultsim.model import ArchiveFault
 from lockstep.vaultsim.packing import Contents, Entry, Member, csv_stream, member
 
-BOMB_BYTES = 256 * 1024 * 1024
+BOMB_BYTES = 128 * 1024 * 1024
 MANY = 20_000
 WIDE_COLUMNS = 5_000
 

@@ -27,7 +27,7 @@ from lockstep.kernel.errors import InvalidInput
 from lockstep.vaultsim import packing
 from lockstep.vaultsim.damage import damaged_bytes, damaged_members
 from lockstep.vaultsim.events import EventLog, Part, Summary, step
-from lockstep.vaultsim.model import BEGINNING, STEP, ArchiveFault, ChangeKind, Event, VaultConfig, VaultState
+from lockstep.vaultsim.model import BEGINNING, STEP, ArchiveFault, ChangeKind, Event, Poison, VaultConfig, VaultState
 
 KINDS = {"incremental_directdata": "N", "full_directdata": "F", "log_directdata": "L"}
 _CACHED_BYTES = 64 * 1024 * 1024
@@ -140,6 +140,8 @@ class VaultSite:
             raise InvalidInput("publish 1 to 100000 windows at a time.", unit=state.config.id)
         if kind in ("withhold", "release", "poison", "heal", "fault", "twist", "lose", "full", "log"):
             data["index"] = self._index(state, data.pop("stop", None), needs_stop=kind not in ("full", "log"))
+        if kind == "poison":
+            data.setdefault("kind", Poison.NUMBER.value)
         if kind == "evolve":
             data["index"] = state.published
             self._check_change(state, data)

@@ -47,6 +47,8 @@ LOOKBACK = timedelta(days=11)
 MARGIN = timedelta(hours=1)
 """How much earlier than needed a listing is asked for: whether its boundaries are inclusive is not documented."""
 WORKERS = 4
+VAULT_TAG = "lockstep/vault"
+"""Run tag that says whose producer a run is."""
 _STALE_SECONDS = 24 * 3600.0
 
 _log = get_logger("lockstep.windows.producer")
@@ -166,6 +168,10 @@ class Producer:
         with storage_errors(f"queue of {self.vault}"):
             self._replace_failed(report, [row], listing)
         return bool(report.replaced)
+
+    def list_incrementals(self) -> list[Any]:
+        """What the vault lists right now, as it sent it. Nothing is fetched."""
+        return self._client.list_files(WindowKind.INCREMENTAL)
 
     # --- the chain ---------------------------------------------------------------------------------------------
 
