@@ -38,7 +38,9 @@ def _register_rooms() -> None:
     """The commands of the rooms beside the stack: each brings its own."""
     from bench.cli import bench  # noqa: PLC0415
     from bench.report import PARTS  # noqa: PLC0415
+    from lockstep.exports import cli as exports_cli  # noqa: PLC0415
 
+    app.add_typer(exports_cli.app)
     if PARTS:
         app.command()(bench)
 
