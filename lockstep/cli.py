@@ -45,6 +45,9 @@ def _register_rooms() -> None:
     app.add_typer(windows)
     app.add_typer(vaults)
     app.add_typer(vault)
+    from lockstep.exports import cli as exports_cli  # noqa: PLC0415
+
+    app.add_typer(exports_cli.app)
     if PARTS:
         app.command()(bench)
 

@@ -68,7 +68,7 @@ def export_chunks(context: dg.AssetExecutionContext, config: BatchConfig, spark:
 def _batch(
     context: dg.AssetExecutionContext, config: BatchConfig, spark: SparkResource, settings: Settings, state: Pool
 ) -> dg.MaterializeResult:
-    claims = ClaimStore(state, owner=f"run:{context.run_id}", limits=export_limits(settings))
+    claims = ClaimStore(state, owner=f"run:{context.run.run_id}", limits=export_limits(settings))
     named = inspect.chunks_of_batch(state, config.batch_id)
     waiting = claims.extend(config.batch_id)
     context.log.info("batch %s: %s chunks wait", config.batch_id, waiting)
@@ -84,7 +84,7 @@ def _batch(
 def _by_hand(context: dg.AssetExecutionContext, settings: Settings, state: Pool) -> dg.MaterializeResult:
     key, day = _partition(context)
     jobs = JobStore(state, place=export_place(settings), limits=export_limits(settings))
-    claims = ClaimStore(state, owner=f"run:{context.run_id}", limits=export_limits(settings))
+    claims = ClaimStore(state, owner=f"run:{context.run.run_id}", limits=export_limits(settings))
     retried = [jobs.retry(job, chunk_key=chunk).job_id for job, chunk in jobs.failed_chunks(key, day)]
     batch = claims.reserve_file(key, day)
     tally = Tally()

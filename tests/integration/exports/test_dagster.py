@@ -1,0 +1,138 @@
+"""The Dagster doors on real parts: the sensor's batches, a partition rebuilt by hand, manifests and checks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from lockstep.exports.model import CHUNKS_ASSET, JobStatus
+from lockstep.exports.queue import ChunkQueue, parse_message
+from platform_assets.definitions import build_definitions
+from platform_assets.exports import chunk_partitions
+from resources.aws import SqsResource
+from sensors.exports import build_run_request, export_chunks_sensor
+from tests.integration.exports.conftest import World
+
+pytestmark = pytest.mark.stack
+
+OLD = "20250215"
+
+
+@pytest.fixture
+def deployed(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """The world as the settings of this process, as a run finds them."""
+    monkeypatch.setenv("LOCKSTEP_POSTGRES_DSN", world.state_dsn)
+    monkeypatch.setenv("LOCKSTEP_SOURCE_DSN", world.source_dsn)
+    monkeypatch.setenv("LOCKSTEP_EXPORTS_BUCKET", world.bucket)
+    return world
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def _tick(instance: dg.DagsterInstance) -> Any:
+    context = dg.build_sensor_context(instance=instance, resources={"sqs": SqsResource(region_name="us-east-1")})
+    return export_chunks_sensor(context)
+
+
+def test_a_tick_reserves_a_batch_once_and_its_request_is_valid(deployed: World, instance: dg.DagsterInstance):
+    deployed.submit(("ABC", OLD), ("XYZ", OLD))
+    (request,) = _tick(instance).run_requests
+    assert _tick(instance).run_requests == [], "what is reserved is not requested again"
+    job = build_definitions().resolve_job_def("export_chunks_job")
+    assert dg.validate_run_config(job, request.run_config)
+    batch = request.tags["lockstep/export-batch"]
+    assert request.run_key == f"exports:{batch}"
+    assert deployed.worker().work(batch).built == 2
+
+
+def test_a_reservation_whose_run_never_came_is_free_again(deployed: World, instance: dg.DagsterInstance):
+    """Guards against chunks that a lost run would keep for ever."""
+    deployed.submit(("ABC", OLD))
+    (first,) = _tick(instance).run_requests
+    deployed.ask("UPDATE exports.job_chunk SET reserved_until = now()")
+    (second,) = _tick(instance).run_requests
+    assert first.run_key != second.run_key
+
+
+def test_a_batch_never_asks_for_more_tasks_than_the_budget_leaves():
+    from lockstep.exports.claims import Batch
+
+    assert build_run_request(Batch("b", 400), 1).tags["lockstep/export-tasks"] == "1"
+    assert build_run_request(Batch("b", 1), 100).tags["lockstep/export-tasks"] == "1"
+
+
+def _break(world: World, broken: bool) -> None:
+    world.source("DROP FUNCTION export_rows(text, date)")
+    body = "RAISE EXCEPTION 'wrong';" if broken else "RETURN QUERY SELECT 1;"
+    world.source(
+        "CREATE FUNCTION export_rows(key text, effective_date date) RETURNS TABLE (a integer)"
+        f" LANGUAGE plpgsql AS $$ BEGIN {body} END $$"
+    )
+
+
+def test_materializing_a_failed_partition_by_hand_completes_its_job(deployed: World, instance: dg.DagsterInstance):
+    _break(deployed, broken=True)
+    job_id = deployed.submit(("ABC", OLD))
+    deployed.drain()
+    assert deployed.job(job_id).status is JobStatus.FAILED
+    instance.add_dynamic_partitions(str(chunk_partitions.name), [f"ABC|{OLD}"])
+    job = build_definitions().resolve_job_def("export_chunks_job")
+    still = job.execute_in_process(partition_key=f"ABC|{OLD}", instance=instance, raise_on_error=False)
+    assert not still.success, "a partition that still fails is red"
+    _break(deployed, broken=False)
+    assert job.execute_in_process(partition_key=f"ABC|{OLD}", instance=instance).success
+    assert deployed.job(job_id).status is JobStatus.COMPLETED
+    assert job.execute_in_process(partition_key=f"ABC|{OLD}", instance=instance).success, "again: nothing to do"
+
+
+def test_housekeeping_writes_manifests_and_its_checks_see_what_is_wrong(deployed: World, instance: dg.DagsterInstance):
+    job_id = deployed.submit(("ABC", OLD), ("XYZ", OLD))
+    deployed.drain()
+    instance.add_dynamic_partitions(str(chunk_partitions.name), [f"ABC|{OLD}", "GONE|20200101"])
+    job = build_definitions().resolve_job_def("export_housekeeping_job")
+    first = job.execute_in_process(instance=instance)
+    assert {one.check_name: one.passed for one in first.get_asset_check_evaluations()} == {
+        "no_failed_chunks_check": True,
+        "files_match_cache_check": True,
+        "no_orphan_objects_check": True,
+    }
+    manifest = json.loads(deployed.read(f"exports/_manifests/{job_id}.json"))
+    assert [one["key"] for one in manifest["files"]] == ["ABC", "XYZ"]
+    assert instance.get_dynamic_partitions(str(chunk_partitions.name)) == [f"ABC|{OLD}"]
+    deployed.s3.delete_object(Bucket=deployed.bucket, Key="exports/2025/02/15/ABC_20250215.csv")
+    second = job.execute_in_process(instance=instance, raise_on_error=False)
+    verdicts = {one.check_name: one.passed for one in second.get_asset_check_evaluations()}
+    assert verdicts["files_match_cache_check"] is False
+
+
+def test_the_asset_key_is_what_the_events_say():
+    assert dg.AssetKey(CHUNKS_ASSET) in build_definitions().resolve_asset_graph().get_all_asset_keys()
+
+
+def test_a_message_goes_away_only_when_its_chunk_has_ended(world: World, sqs: Any, queue: Any):
+    """Guards the contract of the queue: until the work is done the message is hidden, not gone."""
+    job_id = world.submit(("ABC", OLD))
+    body = json.dumps({"jobId": job_id, "key": "ABC", "effectiveDate": OLD})
+    for text in (body, body, "not JSON", json.dumps({"jobId": "J20200101_000001", "key": "X", "effectiveDate": OLD})):
+        sqs.send_message(QueueUrl=queue.url, MessageBody=text)
+    hints = ChunkQueue(sqs, queue.url)
+    first = hints.settle(world.claims())
+    assert (first.received, first.deleted, first.kept) == (4, 2, 2)
+    assert hints.settle(world.claims()).received == 0, "a kept message is hidden"
+    world.drain()
+    other = sqs.send_message(QueueUrl=queue.url, MessageBody=body)
+    assert other["MessageId"]
+    assert hints.settle(world.claims()).deleted == 1
+
+
+@pytest.mark.parametrize("body", ["", "[]", "{}", '{"jobId": "../x", "key": "A", "effectiveDate": "20250215"}', "null"])
+def test_a_message_that_no_job_wrote_is_not_understood(body: str):
+    assert parse_message(body) is None
