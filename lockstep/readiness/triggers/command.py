@@ -46,7 +46,7 @@ class CommandTrigger:
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            child.wait(timeout=10)
+            child.communicate(timeout=10)
             return StartFailed(job.token, Category.TIMEOUT, f"ended after {job.timeout} s")
         if child.returncode == 0:
             return Started(job.token, {"exit_code": 0}, finished=True)

@@ -161,7 +161,11 @@ def test_emr_serverless_starts_once_per_client_token():
         "arguments": [],
     }
     with _stubbed("emr-serverless") as (client, stub):
-        answer = {"applicationId": "a", "jobRunId": "j1", "arn": "arn:aws:emr-serverless:x"}
+        answer = {
+            "applicationId": "a",
+            "jobRunId": "j1",
+            "arn": "arn:aws:emr-serverless:us-east-1:123456789012:/applications/a/jobruns/j1",
+        }
         stub.add_response(
             "start_job_run",
             answer,
