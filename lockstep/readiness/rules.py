@@ -219,6 +219,8 @@ def _watch_deadlines(state: Execution, now: datetime, out: Effects) -> Execution
         return state
     if state.status is _PENDING:
         state = _watch(state, "evaluation", promised.evaluation, promised.evaluation_risk, now, out)
+        if promised.completion == promised.evaluation:
+            return state  # one deadline for both: while nothing runs, one alert says it all
     return _watch(state, "completion", promised.completion, promised.completion_risk, now, out)
 
 
