@@ -140,6 +140,16 @@ def step(state: Execution, event: Event, now: datetime) -> Step:
     return Step(after.changed(updated_at=now), tuple(effects))
 
 
+def watch(state: Execution, now: datetime) -> Step:
+    """Only the deadlines: for a watchdog that must not start, poll or evaluate anything in the driver's place."""
+    effects: Effects = []
+    after = state if state.status.is_terminal or state.status is _MONITORING else _watch_deadlines(state, now, effects)
+    if after is state:
+        return Step(state, ())
+    effects.append(DeliverAlerts(after.outbox))
+    return Step(after, tuple(effects))
+
+
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +219,8 @@ def _watch_deadlines(state: Execution, now: datetime, out: Effects) -> Execution
         return state
     if state.status is _PENDING:
         state = _watch(state, "evaluation", promised.evaluation, promised.evaluation_risk, now, out)
+        if promised.completion == promised.evaluation:
+            return state  # one deadline for both: while nothing runs, one alert says it all
     return _watch(state, "completion", promised.completion, promised.completion_risk, now, out)
 
 

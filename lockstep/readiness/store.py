@@ -406,10 +406,9 @@ class Store:
 
     def drop_marker(self, marker: Marker) -> bool:
         """Take a marker away, unless it was written anew meanwhile."""
-        moment = codec.instant(marker.at) or ""
-        return self._table.write(
-            [Delete(f"MARKER#{marker.key.pipeline}", _slot(marker.key), Equals("requestedAt", moment))]
-        )
+        moment = codec.instant(marker.at)
+        condition = Equals("requestedAt", moment) if moment else None
+        return self._table.write([Delete(f"MARKER#{marker.key.pipeline}", _slot(marker.key), condition)])
 
 
 def read_marker(row: Mapping[str, Any]) -> Marker:

@@ -158,7 +158,9 @@ class DynamoTable:
 
     def query(self, pk: str, prefix: str, now: int, *, limit: int | None = None, newest: bool = False) -> list[Item]:
         """All pages."""
-        condition = {"expression": "PK = :pk AND begins_with(SK, :sk)", "values": {":pk": pk, ":sk": prefix}}
+        condition = {"expression": "PK = :pk", "values": {":pk": pk}}
+        if prefix:  # an empty text is no valid key value
+            condition = {"expression": "PK = :pk AND begins_with(SK, :sk)", "values": {":pk": pk, ":sk": prefix}}
         return self._pages(condition, now, limit, ConsistentRead=True, ScanIndexForward=not newest)
 
     def index(self, pk: str, now: int, *, limit: int | None = None) -> list[Item]:
@@ -222,7 +224,7 @@ class DynamoTable:
             request["ConditionExpression"] = condition
         return kind, {**request, **expression.attributes()}
 
-    def _pages(self, condition: dict[str, Any], now: int, limit: int | None, **options: Any) -> list[Item]:
+    def _pages(self, condition: Mapping[str, Any], now: int, limit: int | None, **options: Any) -> list[Item]:
         found: list[Item] = []
         start: dict[str, Any] = {}
         while True:

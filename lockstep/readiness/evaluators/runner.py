@@ -77,6 +77,15 @@ class Runner:
             found[asked.question.trait.type] = self._finish(asked)
         return tuple(found[trait.type] for trait in state.plan.traits)
 
+    def is_answered(self, state: Execution, stored: Mapping[str, TraitResult]) -> bool:
+        """Whether every trait has a stored answer that may be reused: then nobody needs to be asked."""
+        now, fresh = self._clock.now(), state.status is RunStatus.COMPLETED_MONITORING
+        return all(
+            trait.evaluator is None
+            or ((known := stored.get(trait.type)) is not None and _reusable(known, now, fresh=fresh))
+            for trait in state.plan.traits
+        )
+
     def _begin(self, question: Question) -> _Asked:
         asked = _Asked(question, self._clock.monotonic() + question.trait.timeout + GRACE_SECONDS)
         if not self._slots.acquire(blocking=False):

@@ -1,0 +1,1 @@
+"""Triggers: how a job is started, asked after and stopped, wherever it runs."""

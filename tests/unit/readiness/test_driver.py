@@ -1,0 +1,277 @@
+"""The driver over the in-memory table: order of I/O, deaths in between, two drivers, alerts that always arrive."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+
+import pytest
+
+from lockstep.kernel.crash import CrashInjected, armed
+from lockstep.kernel.errors import LostClaim
+from lockstep.readiness.model import (
+    Category,
+    ExclusionPlan,
+    IllegalTransition,
+    Key,
+    Reason,
+    RetryPlan,
+    RunStatus,
+    SchedulePlan,
+    SlaPlan,
+    Tick,
+    TriggerPlan,
+)
+from lockstep.readiness.store import Marker
+from lockstep.readiness.worker import Limits
+from tests.unit.readiness.builders import DAY, KEY, NOW
+from tests.unit.readiness.world import World, pipeline, trait
+
+YESTERDAY = Key("sales", DAY - timedelta(days=1), "daily")
+
+
+def _world(*plans, **options) -> World:
+    world = World(*(plans or (pipeline(),)), **options)
+    for plan in plans or (pipeline(),):  # yesterday is over: the tests look at one date
+        world.plans[plan.pipeline] = world.plans[plan.pipeline]._replace(
+            exclusions=ExclusionPlan(dates=frozenset({DAY - timedelta(days=1)}))
+        )
+    return world
+
+
+def test_a_ready_pipeline_runs_once_and_completes():
+    world = _world()
+    world.tick()
+    assert world.state(KEY).status is RunStatus.RUNNING
+    world.jobs.end()
+    world.tick(seconds=31)
+    assert world.state(KEY).status is RunStatus.COMPLETED
+    world.ticks(3, seconds=600)
+    assert len(world.jobs.starts) == 1
+    assert world.kinds(KEY) == ["EXECUTION_OPENED", "READINESS_CHECKED", "TRIGGER_FIRED", "PIPELINE_COMPLETED"]
+
+
+def test_a_pipeline_waits_until_it_is_ready_and_says_so_once():
+    world = _world()
+    world.read(500)
+    world.ticks(4)
+    assert world.state(KEY).readiness.blocking == ("fresh",)
+    world.read(10)
+    world.tick(seconds=31)
+    assert world.kinds(KEY).count("READINESS_CHECKED") == 2
+    assert len(world.jobs.starts) == 1
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "readiness.commit.before",
+        "readiness.commit.before_copies",
+        "readiness.evaluate.before",
+        "readiness.evaluate.after",
+        "readiness.start.before",
+        "readiness.start.after",
+    ],
+)
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_driver_that_dies_anywhere_costs_time_and_never_a_second_job(point: str, nth: int):
+    """Guards every step boundary: the next driver finishes what the dead one began."""
+    world = _world(pipeline(trigger=TriggerPlan("http", timeout=30)))
+    with armed(point, "raise", nth=nth) as charge:
+        for _ in range(4):
+            try:
+                world.tick(seconds=31)
+            except CrashInjected:
+                break
+    for _ in range(8):
+        world.tick(seconds=61)
+        world.jobs.end()
+    assert world.state(KEY).status is RunStatus.COMPLETED
+    assert len(world.jobs.starts) == 1
+    assert charge.fired or nth > 1
+    (run,) = world.store.runs("sales", world.clock.now())
+    assert run["status"] == "COMPLETED"
+
+
+def test_a_lost_answer_is_repeated_with_the_same_token():
+    world = _world()
+    world.jobs.lose_answers = 2
+    world.tick()
+    assert world.state(KEY).status is RunStatus.TRIGGERING
+    world.ticks(4)
+    assert world.state(KEY).status is RunStatus.RUNNING
+    assert len(world.jobs.starts) == 1
+
+
+def test_a_start_that_cannot_be_repeated_is_left_to_a_person():
+    """Guards against running a command twice because its first answer was lost."""
+    world = _world(pipeline(trigger=TriggerPlan("http", resumable=False)))
+    world.jobs.lose_answers = 1
+    world.tick()
+    assert world.state(KEY).status is RunStatus.FAILED
+    world.ticks(5, seconds=3600)
+    assert len(world.jobs.starts) == 1
+    assert world.pager.kinds == ["pipeline_failed"]
+
+
+def test_two_drivers_on_the_same_version_start_one_job():
+    world = _world()
+    first, second = world.new_driver(), world.new_driver()
+    state = world.control._open(KEY, Reason.SCHEDULE)
+    first.drive(state, [Tick()])
+    with pytest.raises(LostClaim):
+        second.drive(state, [Tick()])
+    assert world.jobs.most_alive == 1
+    assert len(world.jobs.starts) == 1
+
+
+def test_one_broken_pipeline_does_not_stop_the_others():
+    world = _world(pipeline("bad", trigger=TriggerPlan("http")), pipeline("good"))
+    world.read(RuntimeError("boom"), pipeline="bad")
+    report = world.tick()
+    assert report.stepped == 2
+    assert world.state(KEY._replace(pipeline="good")).status is RunStatus.RUNNING
+    assert world.state(KEY._replace(pipeline="bad")).readiness.status == "ERROR"
+
+
+def test_a_failed_job_is_tried_again_after_its_backoff_and_not_before():
+    world = _world(pipeline(retry=RetryPlan(max_attempts=3, backoff_seconds=60, multiplier=2)))
+    world.tick()
+    world.jobs.end("failed")
+    world.tick(seconds=31)
+    assert (world.state(KEY).attempt, world.state(KEY).status) == (2, RunStatus.PENDING)
+    world.tick(Marker(KEY, "impatient", world.clock.now()), seconds=30)
+    assert len(world.jobs.starts) == 1, "a marker does not shorten the backoff"
+    world.tick(seconds=31)
+    assert len(world.jobs.starts) == 2
+    for _ in range(2):
+        world.jobs.end("failed")
+        world.tick(seconds=31)
+        world.tick(seconds=300)
+    assert world.state(KEY).status is RunStatus.FAILED
+    assert len(world.jobs.starts) == 3
+    assert world.pager.kinds == ["pipeline_failed"]
+    assert "RETRY_EXHAUSTED" in world.kinds(KEY)
+
+
+def test_a_refusal_that_is_permanent_is_not_repeated():
+    world = _world()
+    world.jobs.refuse = Category.PERMANENT
+    world.ticks(5, seconds=600)
+    assert (world.state(KEY).status, world.state(KEY).attempt) == (RunStatus.FAILED, 1)
+
+
+def test_a_cancelled_run_ends_when_the_job_has_stopped():
+    world = _world()
+    world.tick()
+    world.jobs.unreadable = True
+    state = world.control.cancel(KEY, "wrong input")
+    assert state.status is RunStatus.RUNNING
+    with pytest.raises(IllegalTransition, match="duplicate"):
+        world.control.rerun(KEY, Reason.MANUAL, "now")
+    world.jobs.unreadable = False
+    world.tick(seconds=31)
+    assert world.state(KEY).status is RunStatus.CANCELLED
+    assert set(world.jobs.state.values()) == {"cancelled"}
+
+
+def test_an_alert_reaches_the_pager_although_its_driver_died_or_the_pager_was_down():
+    """Guards alerts between the ledger and the sink: they wait in the execution until somebody took them."""
+    world = _world(pipeline(sla=SlaPlan(evaluation="08:10")))
+    world.read(500)
+    world.tick()
+    with armed("readiness.alert.before", "raise"), pytest.raises(CrashInjected):
+        world.tick(seconds=660)
+    assert world.pager.alerts == []
+    world.pager.broken = True
+    world.tick(seconds=31)
+    world.pager.broken = False
+    world.ticks(5)
+    assert world.pager.kinds == ["evaluation_sla_breach"]
+    assert [event for event in world.kinds(KEY) if event == "ALERT"] == ["ALERT"]
+
+
+def test_a_slow_evaluator_is_not_asked_twice_at_the_same_time():
+    world = _world()
+    world.store.acquire("eval:sales:daily", "somebody", timedelta(minutes=2), world.clock.now())
+    world.tick()
+    assert world.asked == []
+    world.tick(seconds=180)
+    assert len(world.asked) == 1
+
+
+def test_a_stored_pass_is_reused_until_it_expires_and_a_fail_never_is():
+    """Guards trap 19: what the TTL means is decided, and the same everywhere."""
+    world = _world(pipeline("sales", trait("fresh", ttl=300), trait("room", ttl=300)))
+    world.read(500, trait="room")
+    world.ticks(3)
+    assert world.asked.count(("sales", "fresh")) == 1
+    assert world.asked.count(("sales", "room")) == 3
+    world.ticks(10)
+    assert world.asked.count(("sales", "fresh")) == 2
+
+
+def test_an_excluded_date_is_dormant_and_a_marker_for_it_is_refused_aloud():
+    world = _world(pipeline())
+    world.plans["sales"] = world.plans["sales"]._replace(
+        exclusions=ExclusionPlan(dates=frozenset({DAY, YESTERDAY.date}))
+    )
+    world.tick()
+    report = world.tick(Marker(KEY, "external", NOW))
+    assert "excluded" in report.refused[0]
+    assert world.kinds(KEY) == ["MARKER_REFUSED"]
+    assert world.store.status(KEY, NOW) is None
+
+
+def test_a_marker_for_an_unknown_pipeline_is_refused_aloud():
+    world = _world()
+    report = world.tick(Marker(Key("nobody", DAY), "external", NOW))
+    assert "no such pipeline" in report.refused[0]
+
+
+def test_duplicate_markers_change_nothing():
+    world = _world()
+    for _ in range(3):
+        world.tick(Marker(KEY, "external", NOW), Marker(KEY, "external", NOW))
+    assert len(world.jobs.starts) == 1
+
+
+def test_a_tick_is_bounded_and_the_rest_comes_next_time():
+    plans = [pipeline(f"p{number:02}") for number in range(10)]
+    world = _world(*plans)
+    world.driver._limits = Limits(executions=4, threads=1)
+    assert (world.tick().left_over, len(world.jobs.starts)) == (6, 4)
+    world.tick()
+    world.tick()
+    assert len(world.jobs.starts) == 10
+
+
+def test_many_threads_step_many_pipelines():
+    plans = [pipeline(f"p{number:02}") for number in range(20)]
+    world = _world(*plans, threads=4)
+    world.tick()
+    assert len(world.jobs.starts) == 20
+
+
+def test_a_rehearsal_runs_nothing_and_the_same_date_runs_for_real_afterwards():
+    world = _world(pipeline(dry_run=True))
+    world.tick()
+    assert world.state(KEY).status is RunStatus.COMPLETED
+    assert "DRY_RUN_WOULD_TRIGGER" in world.kinds(KEY)
+    assert world.jobs.starts == []
+    world.plans["sales"] = world.plans["sales"]._replace(dry_run=False)
+    world.tick(seconds=31)
+    assert len(world.jobs.starts) == 1
+
+
+def test_an_old_open_execution_is_found_by_its_pipeline_and_not_by_its_date():
+    """Guards long runs: ten days later nothing but the index of open executions remembers it."""
+    world = _world()
+    world.tick()
+    world.plans["sales"] = world.plans["sales"]._replace(
+        schedules=(SchedulePlan("other"),), run_timeout=timedelta(days=30)
+    )
+    world.clock.advance(10 * 86400)
+    world.jobs.end()
+    world.tick()
+    assert world.state(KEY).status is RunStatus.COMPLETED
+    assert KEY.date == date(2026, 3, 10)
