@@ -73,6 +73,15 @@ class TestPostgres:
         self.all_hours(work)
         assert self.execute(work, run("10:00")) == (Done(4), 4)
 
+    def test_a_crash_after_the_commit_is_adopted_by_the_retry(self, work: Any):
+        work.execute("CREATE TABLE incoming AS SELECT 'A' AS id, 'A' AS v, false AS gone")
+        names = {"target": "devices", "source": "incoming"}
+        with armed("idempotency.stateful.after_commit", "raise") as charge, pytest.raises(CrashInjected):
+            stateful.merge_postgres(work, CONTRACT, run("07:00"), **names)
+        assert charge.fired
+        assert self.seen(work) == "A"
+        assert stateful.merge_postgres(work, CONTRACT, run("07:00"), **names).decision == Done(1)
+
     @pytest.mark.parametrize(
         "point",
         ["before_restore", "after_restore", "after_erase", "after_merge", "before_commit"],
@@ -175,7 +184,7 @@ class TestDelta:
         assert newest.stamp is not None
 
         # A corrected replay of 09:00, dying at every point on its way.
-        for point in ("before_restore", "after_restore"):
+        for point in ("before_restore", "after_restore", "after_erase"):
             with armed(f"idempotency.stateful.{point}", "raise") as charge:
                 life.run_or_die(run("09:00", "fix"))
             assert charge.fired
