@@ -1,0 +1,432 @@
+"""Stateful merger: put a table back to just before a run, then merge, so that a replay walks through real states only.
+
+What belongs here: the order of the steps, and the two stores (Delta: the identity is inside the commit; PostgreSQL:
+history and images beside the table, one transaction). What does not: the decision (stateful_rules.py), the MERGE itself
+(merger.py).
+"""
+
+# ruff: noqa: S608  # names are quoted by one helper per dialect; values are bound, or predicates of the caller
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import psycopg
+from psycopg import sql
+
+from lockstep.idempotency import delta, merger
+from lockstep.idempotency.merger import Contract
+from lockstep.idempotency.stateful_rules import (
+    Action,
+    Commit,
+    Decision,
+    Done,
+    History,
+    Mark,
+    Proceed,
+    Reason,
+    Refuse,
+    Restore,
+    Run,
+    decide,
+)
+from lockstep.kernel.crash import crash_point
+from lockstep.kernel.errors import InvalidInput, Terminal
+from lockstep.kernel.postgres import Connection, identifier, transaction
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PATTERN = "stateful-merger"
+# Operations of Delta that rewrite files and change no row. What is not listed is taken for somebody's work.
+HARMLESS = frozenset({"OPTIMIZE", "REORG", "VACUUM START", "VACUUM END"})
+
+_RECORD_EMPTY = "spark.databricks.delta.skipRecordingEmptyCommits"
+
+
+class Refused(Terminal):
+    """The run may not touch the table now; nothing was changed. `reason` says why."""
+
+    def __init__(self, refusal: Refuse, *, unit: str) -> None:
+        super().__init__(refusal.what, unit=unit, next_step=refusal.next_step)
+        self.reason = refusal.reason
+
+
+class Outcome(NamedTuple):
+    """What was done, and the version that now holds the run."""
+
+    decision: Proceed | Restore | Done
+    version: int
+
+
+class VersionedTable(Protocol):
+    """What the steps need of a store. Each method is atomic; a death between two of them is mended by the retry."""
+
+    def history(self, run: Run) -> History:
+        """The commits as they are now, those of the run's pipeline recognised."""
+
+    def restore(self, version: int, run: Run) -> None:
+        """Put the table back, in a commit that says it is ours."""
+
+    def erase(self) -> None:
+        """Delete again what somebody else had deleted and a restore brought back; nothing to do is fine."""
+
+    def merge(self, run: Run, *, first: bool) -> int:
+        """Merge the increment in one commit that carries its mark, even if no row changes; return its version."""
+
+
+def run_merge(table: VersionedTable, run: Run) -> Outcome:
+    """Decide, restore if need be, merge. May be repeated after a death anywhere.
+
+    Raises:
+        Refused: The decision was no; nothing was changed.
+    """
+    decision = allowed(decide(table.history(run), run), run)
+    if isinstance(decision, Done):
+        return Outcome(decision, decision.version)
+    if isinstance(decision, Restore):
+        crash_point("idempotency.stateful.before_restore")
+        table.restore(decision.version, run)
+        crash_point("idempotency.stateful.after_restore")
+    if isinstance(decision, Restore) or decision.restored:
+        table.erase()
+        crash_point("idempotency.stateful.after_erase")
+    version = table.merge(run, first=decision.first)
+    crash_point("idempotency.stateful.after_merge")
+    return Outcome(decision, version)
+
+
+def allowed(decision: Decision, run: Run) -> Proceed | Restore | Done:
+    """The decision, unless it is a refusal, which is raised."""
+    if isinstance(decision, Refuse):
+        raise Refused(decision, unit=f"{run.pipeline} {run.execution}")
+    return decision
+
+
+def merge_delta(
+    spark: SparkSession,
+    contract: Contract,
+    run: Run,
+    *,
+    target: str,
+    source: DataFrame,
+    erase: str | None = None,
+) -> Outcome:
+    """One run of the pipeline on the Delta table at `target`. One run at a time for a table; the caller holds the lane.
+
+    Args:
+        spark: The session; its commit settings are used for the duration of the call.
+        contract: How rows match. Soft deletes, or none: a separate tombstone table would not go back with the table.
+        run: Which unit, after which, by which request.
+        target: Address of the table, which exists.
+        source: The increment.
+        erase: Predicate of rows that must stay deleted although the table goes back. They are deleted after the
+            restore and kept out of the increment. Needed when `run.undo` names a delete.
+
+    Raises:
+        Refused: Nothing was changed.
+        InvalidInput: The contract or the increment cannot be used; nothing was changed.
+    """
+    _refuse_tombstones(contract, target)
+    wanted = source if erase is None else source.where(f"NOT coalesce({erase}, false)")
+    # Checked before the table goes back: a bad increment must not leave it there.
+    increment = merger.checked_delta(contract, wanted, unit=target)
+    return run_merge(DeltaTable(spark, contract, target, increment, erase), run)
+
+
+class DeltaTable:
+    """A Delta table as the steps see it."""
+
+    def __init__(
+        self, spark: SparkSession, contract: Contract, target: str, increment: DataFrame, erase: str | None = None
+    ) -> None:
+        self._spark = spark
+        self._contract = contract
+        self._target = target
+        self._increment = increment
+        self._erase = erase
+
+    def history(self, run: Run) -> History:
+        """The commits that the log still keeps."""
+        found = delta.history(self._spark, self._target)
+        oldest = found[-1].version
+        commits = tuple(delta_commit(one, run.pipeline) for one in reversed(found))
+        return History(commits, complete=oldest == 0, restorable_from=oldest)
+
+    def restore(self, version: int, run: Run) -> None:
+        """RESTORE, marked as ours. Delta refuses what its retention no longer covers, before anything changes."""
+        from pyspark.errors import PySparkException  # noqa: PLC0415
+
+        statement = f"RESTORE TABLE {delta.quoted(self._target)} TO VERSION AS OF {int(version)}"
+        fields = {"pipeline": run.pipeline, "execution": run.execution, "request": run.request}
+        with delta.commit_as(self._spark, delta.stamp(PATTERN, kind=Action.RESTORE.value, **fields)):
+            try:
+                self._spark.sql(statement).collect()
+            except PySparkException as error:
+                if "RETENTION" not in (delta.condition_of(error) + str(error)).upper():
+                    raise
+                raise Refused(
+                    Refuse(
+                        Reason.RETENTION,
+                        f"Delta no longer restores version {version}: it is older than the table's retention.",
+                        "replay from a later execution, or rebuild the table from the source.",
+                    ),
+                    unit=f"{run.pipeline} {run.execution}",
+                ) from error
+
+    def erase(self) -> None:
+        """A plain DELETE, not marked as ours: a later restore must refuse to undo it as well."""
+        if self._erase is not None:
+            self._spark.sql(f"DELETE FROM {delta.quoted(self._target)} WHERE {self._erase}").collect()
+
+    def merge(self, run: Run, *, first: bool) -> int:
+        """MERGE with its mark inside the commit; recorded even if it changes nothing."""
+        base = delta.history(self._spark, self._target, limit=1)[0].version
+        mark = Mark(run.execution, base, run.request, first)
+        text = delta.stamp(PATTERN, kind=Action.MERGE.value, pipeline=run.pipeline, **mark._asdict())
+        with delta.commit_as(self._spark, text), _setting(self._spark, _RECORD_EMPTY, "false"):
+            merger.apply_delta(self._spark, self._contract, target=self._target, increment=self._increment)
+        return self._find(mark, run)
+
+    def _find(self, mark: Mark, run: Run) -> int:
+        """The version that carries the mark; what else of ours came in between means that two runs went at once."""
+        commits = self.history(run).commits
+        version = next(commit.version for commit in reversed(commits) if commit.mark == mark)
+        between = [c.version for c in commits if c.ours and mark.base_version < c.version < version]
+        if between:
+            raise Terminal(
+                f"version {between[0]} of the same pipeline was committed while this run merged version {version}.",
+                unit=f"{run.pipeline} {run.execution}",
+                next_step="hold the lane: one run at a time; then replay the earlier of the two executions.",
+            )
+        return version
+
+
+def delta_commit(found: delta.Commit, pipeline: str) -> Commit:
+    """A commit of the log as the rule sees it. A stamp counts only on the operation that it was made for."""
+    stamp = found.stamp or {}
+    ours = stamp.get(delta.STAMP_KEY) == PATTERN and stamp.get("pipeline") == pipeline
+    if found.operation == "RESTORE":
+        to = found.parameters.get("version", "")
+        ours = ours and stamp.get("kind") == Action.RESTORE
+        return Commit(found.version, Action.RESTORE, "RESTORE", None, int(to) if to.isdigit() else None, ours)
+    if ours and found.operation == "MERGE" and stamp.get("kind") == Action.MERGE:
+        mark = Mark(stamp["execution"], int(stamp["base_version"]), stamp["request"], bool(stamp["first"]))
+        return Commit(found.version, Action.MERGE, "MERGE", mark, ours=True)
+    action = Action.HARMLESS if found.operation in HARMLESS else Action.FOREIGN
+    return Commit(found.version, action, found.operation)
+
+
+_HISTORY_TABLE = """
+CREATE TABLE IF NOT EXISTS {runs} (
+    version      bigint      PRIMARY KEY,
+    action       text        NOT NULL,
+    pipeline     text,
+    execution    text,
+    base_version bigint,
+    request      text,
+    first        boolean,
+    restored_to  bigint,
+    forgotten    boolean     NOT NULL DEFAULT false,
+    at           timestamptz NOT NULL DEFAULT clock_timestamp()
+)"""
+_IMAGES_TABLE = """
+CREATE TABLE IF NOT EXISTS {images} (
+    version bigint NOT NULL,
+    key     jsonb  NOT NULL,
+    before  jsonb,
+    after   jsonb,
+    PRIMARY KEY (version, key)
+)"""
+_BEGIN_HISTORY = "INSERT INTO {runs} (version, action) VALUES (0, 'harmless') ON CONFLICT DO NOTHING"
+_READ_HISTORY = """
+SELECT version, action, pipeline, execution, base_version, request, first, restored_to, forgotten
+FROM {runs} ORDER BY version"""
+_APPEND = """
+INSERT INTO {runs} (version, action, pipeline, execution, base_version, request, first, restored_to)
+SELECT max(version) + 1, %s, %s, %s, %s, %s, %s, %s FROM {runs} RETURNING version"""
+_FORGET = "UPDATE {runs} SET forgotten = true WHERE version <= %s AND version < (SELECT max(version) FROM {runs})"
+_FORGET_IMAGES = "DELETE FROM {images} i USING {runs} r WHERE r.version = i.version AND r.forgotten"
+
+# Every key that the runs to be undone have touched: its row before the first of them, and after the last.
+_TOUCHED = """
+(SELECT key, (array_agg(before ORDER BY version))[1] AS before, (array_agg(after ORDER BY version DESC))[1] AS after
+ FROM {images} WHERE version > %(version)s GROUP BY key)"""
+_DRIFT = (
+    "SELECT i.key::text FROM " + _TOUCHED + " i LEFT JOIN {target} t ON {key_of_t} = i.key "
+    "WHERE to_jsonb(t) IS DISTINCT FROM i.after ORDER BY 1 LIMIT 5"
+)
+_TAKE_OUT = "DELETE FROM {target} t USING " + _TOUCHED + " i WHERE {key_of_t} = i.key"
+_PUT_BACK = (
+    "INSERT INTO {target} SELECT (jsonb_populate_record(NULL::{target}, i.before)).* FROM "
+    + _TOUCHED
+    + " i WHERE i.before IS NOT NULL"
+)
+_DROP_IMAGES = "DELETE FROM {images} WHERE version > %(version)s"
+_IMAGES_BEFORE = """
+INSERT INTO {images} (version, key, before)
+SELECT %(version)s, {key_of_s}, to_jsonb(t)
+FROM (SELECT DISTINCT {keys} FROM {source}) s LEFT JOIN {target} t USING ({keys})"""
+_IMAGES_AFTER = """
+UPDATE {images} i SET after = to_jsonb(t)
+FROM (SELECT DISTINCT {keys} FROM {source}) s JOIN {target} t USING ({keys})
+WHERE i.version = %(version)s AND i.key = {key_of_s}"""
+_DROP_UNCHANGED = "DELETE FROM {images} WHERE version = %(version)s AND before IS NOT DISTINCT FROM after"
+
+
+def create_history(connection: Connection, target: str) -> None:
+    """Create `<target>_runs` and `<target>_images` beside a PostgreSQL table, if they are absent."""
+    names = _names(target)
+    with transaction(connection, what=f"creating the history of {target}") as work:
+        for statement in (_HISTORY_TABLE, _IMAGES_TABLE, _BEGIN_HISTORY):
+            work.execute(sql.SQL(statement).format(**names))
+
+
+def merge_postgres(
+    connection: Connection,
+    contract: Contract,
+    run: Run,
+    *,
+    target: str,
+    source: str,
+    accept_drift: bool = False,
+) -> Outcome:
+    """One run of the pipeline on a PostgreSQL table: decision, restore, merge and history row in one transaction.
+
+    Only rows that the undone runs changed go back; rows that nobody of ours touched stay as they are. A row that
+    somebody else changed or deleted since is recognised by its image, and the run is refused.
+
+    Args:
+        connection: Any; joins the caller's transaction if one is open.
+        contract: How rows match. Soft deletes, or none.
+        run: Which unit, after which, by which request.
+        target: The table, with its history made by `create_history`.
+        source: The increment, a table with key columns of the same types.
+        accept_drift: Restore even rows that somebody else changed since; their change is lost.
+
+    Raises:
+        Refused: Nothing was changed.
+    """
+    _refuse_tombstones(contract, target)
+    with transaction(connection, what=f"running {run.pipeline} {run.execution}") as work:
+        work.execute(sql.SQL("LOCK TABLE {target} IN SHARE ROW EXCLUSIVE MODE").format(**_names(target)))
+        outcome = run_merge(_PostgresTable(work, contract, target, source, accept_drift=accept_drift), run)
+        crash_point("idempotency.stateful.before_commit")
+    crash_point("idempotency.stateful.after_commit")
+    return outcome
+
+
+def forget_postgres(connection: Connection, target: str, *, version: int) -> None:
+    """Drop the images up to `version`: no restore goes below it any more. The newest run can always be replayed."""
+    names = _names(target)
+    with transaction(connection, what=f"forgetting images of {target}") as work:
+        work.execute(sql.SQL(_FORGET).format(**names), (version,))
+        work.execute(sql.SQL(_FORGET_IMAGES).format(**names))
+
+
+class _PostgresTable:
+    """A PostgreSQL table and its history, inside one transaction that holds the table's lock."""
+
+    def __init__(self, work: Connection, contract: Contract, target: str, source: str, *, accept_drift: bool) -> None:
+        self._work = work
+        self._contract = contract
+        self._target = target
+        self._source = source
+        self._accept_drift = accept_drift
+        self._names = _names(target) | {
+            "source": identifier(*source.split(".")),
+            "keys": sql.SQL(", ").join(map(identifier, contract.keys)),
+            "key_of_t": _key_of("t", contract),
+            "key_of_s": _key_of("s", contract),
+        }
+
+    def history(self, run: Run) -> History:
+        rows = self._execute(_READ_HISTORY).fetchall()
+        if not rows:
+            raise InvalidInput("the table has no history.", unit=self._target, next_step="call create_history once.")
+        forgotten = max((row[0] for row in rows if row[-1]), default=0)
+        return History(tuple(_postgres_commit(row, run.pipeline) for row in rows), restorable_from=forgotten)
+
+    def restore(self, version: int, run: Run) -> None:
+        bound = {"version": version}
+        drift = [key for (key,) in self._execute(_DRIFT, bound)]
+        if drift and not self._accept_drift:
+            refusal = Refuse(
+                Reason.FOREIGN,
+                f"somebody else changed or deleted rows since: {', '.join(drift)}.",
+                "find out who; bring the rows back to what the run left, or pass accept_drift=True.",
+            )
+            raise Refused(refusal, unit=f"{run.pipeline} {run.execution}")
+        for statement in (_TAKE_OUT, _PUT_BACK, _DROP_IMAGES):
+            self._execute(statement, bound)
+        self._append(Action.RESTORE, run, None, version)
+
+    def erase(self) -> None:
+        """Nothing: a deleted row of somebody else is drift, and refused."""
+
+    def merge(self, run: Run, *, first: bool) -> int:
+        base = self.history(run).commits[-1].version
+        version = self._append(Action.MERGE, run, Mark(run.execution, base, run.request, first), None)
+        bound = {"version": version}
+        self._execute(_IMAGES_BEFORE, bound)
+        merger.merge_postgres(self._work, self._contract, target=self._target, source=self._source)
+        self._execute(_IMAGES_AFTER, bound)
+        self._execute(_DROP_UNCHANGED, bound)
+        return version
+
+    def _append(self, action: Action, run: Run, mark: Mark | None, restored_to: int | None) -> int:
+        base, first = (mark.base_version, mark.first) if mark else (None, None)
+        values = (action.value, run.pipeline, run.execution, base, run.request, first, restored_to)
+        row = self._execute(_APPEND, values).fetchone()
+        assert row is not None  # noqa: S101  # create_history wrote version 0, and history() read it
+        return int(row[0])
+
+    def _execute(self, statement: str, bound: Sequence[Any] | Mapping[str, Any] | None = None) -> psycopg.Cursor[Any]:
+        return self._work.execute(sql.SQL(statement).format(**self._names), bound)
+
+
+def _postgres_commit(row: tuple[Any, ...], pipeline: str) -> Commit:
+    version, action, owner, execution, base, request, first, restored_to, _ = row
+    if action == Action.RESTORE:
+        return Commit(version, Action.RESTORE, "restore", None, restored_to, owner == pipeline)
+    if action == Action.MERGE and owner == pipeline:
+        return Commit(version, Action.MERGE, "merge", Mark(execution, base, request, first), ours=True)
+    return Commit(version, Action.FOREIGN if action == Action.MERGE else Action.HARMLESS, f"{action} of {owner}")
+
+
+def _names(target: str) -> dict[str, sql.Composable]:
+    *schema, name = target.split(".")
+    return {
+        "target": identifier(*schema, name),
+        "runs": identifier(*schema, f"{name}_runs"),
+        "images": identifier(*schema, f"{name}_images"),
+    }
+
+
+def _key_of(alias: str, contract: Contract) -> sql.Composable:
+    pairs = [sql.SQL("{}, {}.{}").format(sql.Literal(key), sql.SQL(alias), identifier(key)) for key in contract.keys]
+    return sql.SQL("jsonb_build_object({})").format(sql.SQL(", ").join(pairs))
+
+
+def _refuse_tombstones(contract: Contract, target: str) -> None:
+    if contract.needs_tombstones:
+        raise InvalidInput(
+            "hard deletes keep their tombstones outside the table, where no restore reaches them.",
+            unit=target,
+            next_step="use Deletes.SOFT, or a contract without order.",
+        )
+
+
+@contextmanager
+def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    before = spark.conf.get(name, None)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, before)
