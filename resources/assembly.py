@@ -16,8 +16,8 @@ from resources.aws import DynamoDBResource, SqsResource
 from resources.databases import PostgresResource, WarehouseResource
 from resources.lake import LakeResource
 from resources.spark import SparkResource
-from resources.windows import WindowsResource
 from resources.vaults import VaultSourceResource
+from resources.windows import WindowsResource
 
 
 def build_resources(settings: Settings) -> dict[str, Any]:
