@@ -30,6 +30,7 @@ MIGRATIONS = (
     ("lockstep.vaults", "LOCKSTEP_POSTGRES_DSN"),
     ("lockstep.exports", "LOCKSTEP_POSTGRES_DSN"),
     ("lockstep.exports.demo", "LOCKSTEP_SOURCE_DSN"),
+    ("lockstep.idempotency", "LOCKSTEP_POSTGRES_DSN"),
 )
 
 
