@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status demo lint check-defs format test test-long lock clean
+.PHONY: help setup up down status demo lint check-defs format test test-long bench lock clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ test: setup ## Run all tests on an embedded stack of their own
 
 test-long: setup ## The long fault and property runs
 	$(BIN)/pytest -m long
+
+bench: setup ## Measure every part against its baselines and print the ratios
+	@$(BIN)/lockstep bench
 
 lock: setup ## Pin the dependencies anew after a change of pyproject.toml or stack/jars.py
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --generate-hashes --no-emit-index-url --no-annotate --python-version 3.11 -o requirements.lock -q

@@ -24,7 +24,10 @@ from stack.parts import Site
 DAY = 24 * 3600
 
 # Packages with a `migrations` folder, and the database that each one's tables live in.
-MIGRATIONS = (("lockstep.kernel", "LOCKSTEP_POSTGRES_DSN"),)
+MIGRATIONS = (
+    ("lockstep.kernel", "LOCKSTEP_POSTGRES_DSN"),
+    ("lockstep.idempotency", "LOCKSTEP_POSTGRES_DSN"),
+)
 
 
 @dataclass(frozen=True)

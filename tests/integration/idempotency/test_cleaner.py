@@ -1,0 +1,185 @@
+"""The metadata cleaner on real Postgres and Delta: units renewed whole, a view that stays, old units merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date, timedelta
+from typing import Any
+
+import pytest
+from psycopg import errors, sql
+
+from lockstep.idempotency import cleaner, delta
+from lockstep.idempotency.calendar import ISO_WEEK, MONTH
+from lockstep.idempotency.cleaner import Dataset, Loaded, Refused, Unit, create, freeze, load, units
+from lockstep.idempotency.cleaner_delta import DeltaDataset, clean_delta, freeze_delta, load_delta
+from lockstep.kernel.crash import CrashInjected, armed
+from lockstep.kernel.errors import Terminal
+from lockstep.kernel.postgres import Connection, connect
+
+pytestmark = pytest.mark.stack
+
+VISITS = Dataset("public", "visits", "visits_shape", "day", ISO_WEEK, quota=4)
+MONDAY = date(2023, 11, 6)
+SHAPE = "CREATE TABLE visits_shape (visit_id text, day date NOT NULL, page text, PRIMARY KEY (visit_id, day))"
+
+
+@pytest.fixture(autouse=True)
+def dataset(connection: Connection) -> Iterator[None]:
+    connection.execute(SHAPE)
+    create(connection, VISITS)
+    connection.execute("CREATE VIEW consumers AS SELECT page, count(*) AS n FROM visits GROUP BY page")
+    yield
+    connection.execute("SELECT * FROM consumers")  # whatever a test did, the consumer's view is still there
+
+
+def rows_of(day: date, count: int, page: str = "p") -> Any:
+    def fill(connection: Connection, table: sql.Identifier) -> int:
+        add = sql.SQL("INSERT INTO {} SELECT %s || '-' || n, %s, %s FROM generate_series(1, %s) AS n").format(table)
+        return connection.execute(add, (str(day), day, page, count)).rowcount
+
+    return fill
+
+
+def go(connection: Connection, day: date, count: int, *, run: str = "r", page: str = "p") -> Loaded:
+    return load(connection, VISITS, day, rows_of(day, count, page), run=run)
+
+
+def counts(connection: Connection) -> dict[date, int]:
+    return dict(connection.execute("SELECT day, count(*)::int FROM visits GROUP BY day ORDER BY day").fetchall())
+
+
+def test_four_days_are_loaded_and_replayed_without_a_doubled_row(connection: Connection):
+    """The chapter's vector: 4 days of 50 rows give 200 distinct keys, in the view and in the unit, also replayed."""
+    days = [MONDAY + timedelta(days=n) for n in range(4)]
+    for run in ("first", "replay"):
+        for day in days:
+            loaded = go(connection, day, 50, run=run)
+            assert loaded.to_replay == (tuple(days[1:]) if (run, day) == ("replay", MONDAY) else ())
+        for table in ("visits", "visits_20231106"):
+            count = sql.SQL("SELECT count(*), count(DISTINCT (visit_id, day)) FROM {}").format(sql.Identifier(table))
+            assert connection.execute(count).fetchone() == (200, 200)
+    assert [unit.name for unit in units(connection, VISITS)] == ["visits_20231106"]
+
+
+def test_a_retry_of_the_first_day_that_comes_late_does_not_clean_the_later_days(connection: Connection):
+    """Guards the run's identity: the same run is a retry and changes nothing, another run is a replay and cleans."""
+    go(connection, MONDAY, 5, run="mon")
+    go(connection, MONDAY + timedelta(days=1), 7, run="tue")
+    assert go(connection, MONDAY, 5, run="mon").already
+    assert go(connection, MONDAY + timedelta(days=1), 7, run="tue").already
+    assert sum(counts(connection).values()) == 12
+
+
+@pytest.mark.parametrize(
+    "point", ["cleaner.load.filled_aside", "cleaner.load.before_commit", "cleaner.load.after_commit"]
+)
+def test_a_replay_that_dies_leaves_the_old_unit_readable(connection: Connection, dsn: str, point: str):
+    """Guards readers: DROP, CREATE, view and load of the chapter are separate transactions, here they are one."""
+    go(connection, MONDAY, 5, run="old")
+    go(connection, MONDAY + timedelta(days=1), 6, run="old")
+    with connect(dsn, application_name="dying") as dying, pytest.raises(CrashInjected), armed(point, "raise"):
+        go(dying, MONDAY, 9, run="new")
+    committed = point.endswith("after_commit")
+    assert counts(connection) == ({MONDAY: 9} if committed else {MONDAY: 5, MONDAY + timedelta(days=1): 6})
+    assert go(connection, MONDAY, 9, run="new").already == committed
+    assert counts(connection) == {MONDAY: 9}
+
+
+def test_a_pipeline_may_begin_in_the_middle_of_a_unit_but_not_replay_there(connection: Connection):
+    wednesday = MONDAY + timedelta(days=2)
+    assert go(connection, wednesday, 3, run="a").unit == "visits_20231106"
+    with pytest.raises(Refused, match="replay the unit from 2023-11-06"):
+        go(connection, wednesday, 3, run="b")
+    assert counts(connection) == {wednesday: 3}
+
+
+def test_rows_of_another_day_are_refused(connection: Connection):
+    """Guards a later reload: a stray row of Tuesday inside Monday's load would be doubled by Tuesday's."""
+    for stray in (MONDAY + timedelta(days=1), MONDAY + timedelta(days=9)):
+        with pytest.raises(Refused, match="filter them by the day"):
+            load(connection, VISITS, MONDAY, rows_of(stray, 1), run="r")
+    assert counts(connection) == {}
+    assert units(connection, VISITS) == []
+
+
+def test_weeks_are_frozen_into_months_and_the_quota_counts_units(connection: Connection):
+    weeks = [MONDAY + timedelta(weeks=n) for n in range(4)]
+    for week in weeks:
+        go(connection, week, 2, page=str(week))
+    before = counts(connection)
+    with pytest.raises(Refused, match="quota of 4"):
+        go(connection, weeks[-1] + timedelta(weeks=1), 1)
+    for point in ("cleaner.freeze.before_commit", "cleaner.freeze.after_commit"):
+        with pytest.raises(CrashInjected), armed(point, "raise"):
+            freeze(connection, VISITS, before=date(2023, 11, 27), into=MONTH)
+        assert counts(connection) == before
+    assert units(connection, VISITS) == [
+        Unit("visits_20231106", weeks[0], weeks[3], True),
+        Unit("visits_20231127", weeks[3], weeks[3] + timedelta(weeks=1), False),
+    ]
+    assert freeze(connection, VISITS, before=date(2023, 11, 27), into=MONTH) == []
+    for day in (weeks[0], weeks[1] + timedelta(days=3)):
+        with pytest.raises(Refused, match="frozen"):
+            go(connection, day, 1, run="late")
+    go(connection, weeks[3] + timedelta(weeks=1), 1)
+    assert sum(counts(connection).values()) == 9
+
+
+def test_a_view_on_a_unit_itself_stops_the_replay_instead_of_vanishing(connection: Connection, monkeypatch: Any):
+    """Guards consumers' views: the chapter's CASCADE drops them without a word."""
+    go(connection, MONDAY, 2)
+    connection.execute("CREATE VIEW too_deep AS SELECT * FROM visits_20231106")
+    with pytest.raises(Terminal, match="read the view visits instead"):
+        go(connection, MONDAY, 3, run="again")
+    assert counts(connection) == {MONDAY: 2}
+    with monkeypatch.context() as without:
+        cascade = sql.SQL("DROP TABLE {} CASCADE")
+        without.setattr(cleaner, "_drop", lambda c, d, name: c.execute(cascade.format(sql.Identifier(d.schema, name))))
+        go(connection, MONDAY, 3, run="again")
+    with pytest.raises(errors.UndefinedTable):
+        connection.execute("SELECT * FROM too_deep")
+
+
+def test_tables_that_only_look_like_units_stay_out_of_the_view(connection: Connection):
+    """Guards the catalogue: LIKE 'visits_%' also finds visitsxfoo."""
+    connection.execute("CREATE TABLE visits_backup AS SELECT 'x' AS visit_id, DATE '2023-11-06' AS day, 'p' AS page")
+    go(connection, MONDAY, 2)
+    assert counts(connection) == {MONDAY: 2}
+
+
+def test_delta_units_are_renewed_cleaned_and_frozen(spark: Any, bucket: str):
+    """One table through the life of its units; each write is one commit that replaces whole partitions."""
+    table = DeltaDataset(f"s3a://{bucket}/visits", "day", ISO_WEEK, quota=2)
+
+    def go(day: date, count: int, *, run: str = "r") -> Loaded:
+        frame = spark.range(count).selectExpr("id", f"DATE '{day}' AS day")
+        return load_delta(spark, table, day, frame, run=run)
+
+    def found() -> dict[date, int]:
+        return {row["day"]: row["count"] for row in delta.read(spark, table.path).groupBy("day").count().collect()}
+
+    tuesday = MONDAY + timedelta(days=1)
+    go(MONDAY, 5)
+    for point in ("cleaner.delta.before_write", "cleaner.delta.after_commit"):
+        with pytest.raises(CrashInjected), armed(point, "raise"):
+            go(tuesday, 3)
+    assert go(tuesday, 3).already
+    assert go(MONDAY, 5).already  # a late retry: Tuesday stays
+    assert found() == {MONDAY: 5, tuesday: 3}
+    with pytest.raises(Exception, match="another day"):
+        load_delta(spark, table, MONDAY, spark.sql(f"SELECT 1L AS id, DATE '{tuesday}' AS day"), run="stray")
+    assert go(MONDAY, 2, run="replay").to_replay == (tuesday,)
+    week = timedelta(weeks=1)
+    go(MONDAY + week, 4)
+    with pytest.raises(Refused, match="quota"):
+        go(MONDAY + week * 2, 1)
+    made = freeze_delta(spark, table, before=MONDAY + week * 2, into=MONTH, run="f")
+    assert made == [Unit("20231106", MONDAY, MONDAY + week * 2, True)]
+    assert found() == {MONDAY: 2, MONDAY + week: 4}
+    with pytest.raises(Refused, match="frozen"):
+        go(MONDAY, 1, run="late")
+    go(MONDAY + week * 2, 6)
+    assert clean_delta(spark, table, MONDAY + week * 2, run="c") == 6
+    newest = delta.history(spark, table.path, limit=1)[0]
+    assert (newest.operation, newest.metrics["numCopiedRows"], newest.metrics["numAddedFiles"]) == ("DELETE", "0", "0")
