@@ -19,12 +19,15 @@ import psycopg
 from psycopg import sql
 
 from bench.report import Context, Result, median, seconds
-from lockstep.idempotency import cleaner, proxy, transactional
+from lockstep.idempotency import cleaner, delta, keyed, merger, proxy, stateful, transactional
 from lockstep.idempotency.calendar import DAY
+from lockstep.idempotency.keyed import KeyOf, Kind
+from lockstep.idempotency.merger import Contract, Deletes
 from lockstep.idempotency.overwrite import overwrite_delta
+from lockstep.idempotency.stateful_rules import Run
 from lockstep.kernel.ids import SystemIds
 from lockstep.kernel.migrate import migrate
-from lockstep.kernel.postgres import Connection, connect
+from lockstep.kernel.postgres import Connection, connect, transaction
 from lockstep.kernel.settings import load_settings
 from stack.lifecycle import Stack
 
@@ -128,12 +131,72 @@ def stable_name(place: Place, rows: int) -> Pair:
     return Pair(naive, block)
 
 
+SOFT = Contract(keys=("id",), values=("v",), order="seq", flag="gone", deletes=Deletes.SOFT)
+VISIT = KeyOf("visit", (("id", Kind.INTEGER), ("v", Kind.TEXT)))
+_CHANGES = """
+CREATE TEMPORARY TABLE changes ON COMMIT DROP AS
+SELECT i AS id, md5(i::text) AS v, {seq}::bigint AS seq, i % 10 = 0 AS gone FROM generate_series(1, {rows}) i"""
+_UPSERT = """
+INSERT INTO plain_rows SELECT id, v, seq, gone FROM changes
+ON CONFLICT (id) DO UPDATE SET v = EXCLUDED.v, seq = EXCLUDED.seq, gone = EXCLUDED.gone"""
+_PLAIN_MERGE = """
+MERGE INTO {table} t USING {{changes}} s ON t.id = s.id
+WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"""
+
+
+def merging(place: Place, rows: int) -> Pair:
+    """Merger on PostgreSQL, against INSERT … ON CONFLICT; every run changes every row."""
+    return _merges(
+        place, rows, lambda n: merger.merge_postgres(place.connection, SOFT, target="rows", source="pg_temp.changes")
+    )
+
+
+def merging_with_history(place: Place, rows: int) -> Pair:
+    """Stateful merger on PostgreSQL, which keeps the images of what it changes, against INSERT … ON CONFLICT."""
+
+    def block(n: int) -> object:
+        run = _next_run(n)
+        return stateful.merge_postgres(place.connection, SOFT, run, target="rows", source="pg_temp.changes")
+
+    return _merges(place, rows, block)
+
+
+def merging_delta(place: Place, rows: int) -> Pair:
+    """Merger on Delta, against a plain MERGE."""
+    return _delta_merges(
+        place, rows, lambda n, table, frame: merger.merge_delta(place.spark, SOFT, target=table, source=frame)
+    )
+
+
+def merging_delta_with_history(place: Place, rows: int) -> Pair:
+    """Stateful merger on Delta, which reads the history before and after, against a plain MERGE."""
+
+    def block(n: int, table: str, frame: Any) -> object:
+        return stateful.merge_delta(place.spark, SOFT, _next_run(n), target=table, source=frame)
+
+    return _delta_merges(place, rows, block)
+
+
+def stable_keys(place: Place, rows: int) -> Pair:
+    """Keyed idempotency: Spark's own 64-bit hash against the stable key; the rows are thrown away."""
+    frame = place.spark.range(rows).selectExpr("id", "md5(CAST(id AS STRING)) AS v").localCheckpoint()
+    return Pair(
+        naive=lambda: _discard(frame.selectExpr("*", "xxhash64(id, v) AS key")),
+        block=lambda: _discard(keyed.with_key(frame, VISIT)),
+    )
+
+
 # Each block and the function that measures it; add yours.
 BLOCKS: tuple[tuple[str, Callable[[Place, int], Pair]], ...] = (
     ("overwrite", overwrite),
     ("transactional", transactional_writer),
     ("cleaner", metadata_cleaner),
     ("proxy", stable_name),
+    ("merger", merging),
+    ("merger Delta", merging_delta),
+    ("stateful", merging_with_history),
+    ("stateful Delta", merging_delta_with_history),
+    ("keyed", stable_keys),
 )
 
 
@@ -209,3 +272,51 @@ def _jdbc(place: Place, frame: Any, table: str) -> None:
 
 def _name(table: str) -> sql.Identifier:
     return sql.Identifier("public", table)
+
+
+def _merges(place: Place, rows: int, block: Callable[[int], object]) -> Pair:
+    for table in ("plain_rows", "rows"):
+        shape = "CREATE TABLE {} (id integer PRIMARY KEY, v text, seq bigint, gone boolean)"
+        place.connection.execute(sql.SQL(shape).format(_name(table)))
+    stateful.create_history(place.connection, "rows")
+    runs = count(1)
+
+    def one(write: Callable[[int], object]) -> None:
+        n = next(runs)
+        with transaction(place.connection):
+            place.connection.execute(_CHANGES.format(seq=n, rows=rows))
+            place.connection.execute("ANALYZE changes")
+            write(n)
+
+    return Pair(naive=lambda: one(lambda n: place.connection.execute(_UPSERT)), block=lambda: one(block))
+
+
+def _delta_merges(place: Place, rows: int, block: Callable[[int, str, Any], object]) -> Pair:
+    plain, table = f"s3a://{place.bucket}/plain-rows", f"s3a://{place.bucket}/rows"
+    for path in (plain, table):
+        _changes(place, rows, 0).write.format("delta").save(path)
+    runs = count(1)
+
+    def naive() -> None:
+        statement = _PLAIN_MERGE.format(table=delta.quoted(plain))
+        place.spark.sql(statement, changes=_changes(place, rows, next(runs))).collect()
+
+    def ours() -> None:
+        n = next(runs)
+        block(n, table, _changes(place, rows, n))
+
+    return Pair(naive, ours)
+
+
+def _changes(place: Place, rows: int, seq: int) -> Any:
+    columns = ("id", "md5(CAST(id AS STRING)) AS v", f"CAST({seq} AS BIGINT) AS seq", "id % 10 = 0 AS gone")
+    return place.spark.range(rows).selectExpr(*columns)
+
+
+def _next_run(n: int) -> Run:
+    """Runs in a row; the naive ones in between take numbers too."""
+    return Run("bench", f"{n:06}", f"{n - 2:06}" if n > 2 else None, f"r{n}")
+
+
+def _discard(frame: Any) -> None:
+    frame.write.format("noop").mode("overwrite").save()

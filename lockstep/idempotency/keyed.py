@@ -224,7 +224,9 @@ def create_session_tables(spark: SparkSession, *, events: str, sessions: str) ->
 
 _CHANGES_SQL = """
 SELECT w.key, w.user, w.first, w.last, w.events, false AS gone
-FROM (SELECT * FROM {wanted} EXCEPT SELECT * FROM {stored}) w
+FROM (
+    SELECT key, user, first, last, events FROM {wanted} EXCEPT SELECT key, user, first, last, events FROM {stored}
+) w
 UNION ALL
 SELECT s.key, s.user, s.first, s.last, s.events, true AS gone
 FROM {stored} s LEFT ANTI JOIN {wanted} w ON s.key = w.key

@@ -33,7 +33,7 @@ from lockstep.idempotency.stateful_rules import (
     decide,
 )
 from lockstep.kernel.crash import crash_point
-from lockstep.kernel.errors import InvalidInput, Terminal
+from lockstep.kernel.errors import InvalidInput, LostClaim, Terminal
 from lockstep.kernel.postgres import Connection, identifier, transaction
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ def merge_delta(
 
     Raises:
         Refused: Nothing was changed.
+        LostClaim: Another run of the pipeline committed at the same time.
         InvalidInput: The contract or the increment cannot be used; nothing was changed.
     """
     _refuse_tombstones(contract, target)
@@ -147,12 +148,13 @@ class DeltaTable:
         self._target = target
         self._increment = increment
         self._erase = erase
+        self._seen = -1
 
     def history(self, run: Run) -> History:
         """The commits that the log still keeps."""
-        found = delta.history(self._spark, self._target)
-        oldest = found[-1].version
-        commits = tuple(delta_commit(one, run.pipeline) for one in reversed(found))
+        commits = self._commits(run)
+        self._seen = commits[-1].version
+        oldest = commits[0].version
         return History(commits, complete=oldest == 0, restorable_from=oldest)
 
     def restore(self, version: int, run: Run) -> None:
@@ -175,6 +177,7 @@ class DeltaTable:
                     ),
                     unit=f"{run.pipeline} {run.execution}",
                 ) from error
+        self._seen = delta.history(self._spark, self._target, limit=1)[0].version
 
     def erase(self) -> None:
         """A plain DELETE, not marked as ours: a later restore must refuse to undo it as well."""
@@ -183,25 +186,39 @@ class DeltaTable:
 
     def merge(self, run: Run, *, first: bool) -> int:
         """MERGE with its mark inside the commit; recorded even if it changes nothing."""
-        base = delta.history(self._spark, self._target, limit=1)[0].version
-        mark = Mark(run.execution, base, run.request, first)
+        commits = self._commits(run)
+        self._refuse_overtaken(commits, self._seen, commits[-1].version + 1, run)
+        mark = Mark(run.execution, commits[-1].version, run.request, first)
         text = delta.stamp(PATTERN, kind=Action.MERGE.value, pipeline=run.pipeline, **mark._asdict())
         with delta.commit_as(self._spark, text), _setting(self._spark, _RECORD_EMPTY, "false"):
             merger.apply_delta(self._spark, self._contract, target=self._target, increment=self._increment)
         return self._find(mark, run)
 
     def _find(self, mark: Mark, run: Run) -> int:
-        """The version that carries the mark; what else of ours came in between means that two runs went at once."""
-        commits = self.history(run).commits
-        version = next(commit.version for commit in reversed(commits) if commit.mark == mark)
-        between = [c.version for c in commits if c.ours and mark.base_version < c.version < version]
-        if between:
+        """The version that carries the mark."""
+        commits = self._commits(run)
+        version = next((commit.version for commit in reversed(commits) if commit.mark == mark), None)
+        if version is None:
             raise Terminal(
-                f"version {between[0]} of the same pipeline was committed while this run merged version {version}.",
+                "the merge left no commit with its mark.",
                 unit=f"{run.pipeline} {run.execution}",
-                next_step="hold the lane: one run at a time; then replay the earlier of the two executions.",
+                next_step=f"see that this Spark honours {_RECORD_EMPTY}=false and userMetadata; then run it again.",
             )
+        self._refuse_overtaken(commits, mark.base_version, version, run)
         return version
+
+    def _refuse_overtaken(self, commits: Sequence[Commit], after: int, before: int, run: Run) -> None:
+        """What else of ours came in between means that two runs went at once, and the decision is out of date."""
+        between = [commit.version for commit in commits if commit.ours and after < commit.version < before]
+        if between:
+            raise LostClaim(
+                f"version {between[0]} of the same pipeline was committed while this run was at work.",
+                unit=f"{run.pipeline} {run.execution}",
+                next_step="hold the lane, one run at a time; then run it again with the same request.",
+            )
+
+    def _commits(self, run: Run) -> tuple[Commit, ...]:
+        return tuple(delta_commit(one, run.pipeline) for one in reversed(delta.history(self._spark, self._target)))
 
 
 def delta_commit(found: delta.Commit, pipeline: str) -> Commit:

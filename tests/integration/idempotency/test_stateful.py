@@ -12,7 +12,7 @@ from lockstep.idempotency.merger import Contract, Deletes
 from lockstep.idempotency.stateful import Refused
 from lockstep.idempotency.stateful_rules import Action, Done, Proceed, Reason, Restore, Run
 from lockstep.kernel.crash import CrashInjected, armed
-from lockstep.kernel.errors import InvalidInput
+from lockstep.kernel.errors import InvalidInput, LostClaim
 from lockstep.kernel.postgres import connect, transaction
 
 pytestmark = pytest.mark.stack
@@ -208,6 +208,16 @@ class TestDelta:
         assert isinstance(told.decision, Restore)
         assert life.seen() == "A-U C M O"
 
+        # A run that decided before another one committed gives way.
+        slow = stateful.DeltaTable(
+            spark, CONTRACT, table, spark.createDataFrame([], "id string, v string, gone boolean")
+        )
+        slow.history(run("10:00", "slow"))
+        life.run(run("10:00", "quick"), [("M", "M", False)])
+        with pytest.raises(LostClaim):
+            slow.merge(run("10:00", "slow"), first=False)
+        assert life.seen() == "A-U C M"
+
         # Retention: Delta itself refuses the version, and the table stays as it is.
         retention = "delta.deletedFileRetentionDuration"
         spark.sql(f"ALTER TABLE {delta.quoted(table)} SET TBLPROPERTIES ('{retention}' = 'interval 0 hours')").collect()
@@ -215,7 +225,7 @@ class TestDelta:
         with pytest.raises(Refused) as refused:
             life.run(run("08:00", "late", undo=undo))
         assert refused.value.reason is Reason.RETENTION
-        assert life.seen() == "A-U C M O"
+        assert life.seen() == "A-U C M"
 
 
 class Life:
