@@ -117,6 +117,15 @@ def test_an_archive_that_is_only_unusual_is_read(tmp_path: Path, fault: ArchiveF
     assert {one.object for one in upserts} == {"study__v", "picklist__sys"}
 
 
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_the_checksum_at_the_very_end_of_the_archive_counts(tmp_path: Path, damage: str):
+    """Guards the last bytes: the tar inside is complete before them, so nothing else would notice."""
+    sound = _one(b"id,text\nV1,x\n", 1)
+    broken = sound[:-6] if damage == "cut" else sound[:-8] + bytes([sound[-8] ^ 1]) + sound[-7:]
+    with pytest.raises(BadArchive, match="gzip"):
+        _read(tmp_path, broken)
+
+
 def test_a_bomb_does_not_reach_the_disk(tmp_path: Path):
     """Guards against measuring a bomb by exploding it."""
     with pytest.raises(BadArchive, match=r"Object/bomb\.csv: it unpacks to more"):
