@@ -73,6 +73,14 @@ def _without_counts(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def _assert_no_silent_hole(place: Place) -> None:
+    """A row behind the withheld window is there only together with its gap."""
+    stops = place.stops(VAULT)
+    gaps = {gap.sort_key for gap in place.queue.gaps(VAULT)}
+    assert "202601010100" not in stops or "gap#202601010045" in gaps
+    assert stops == sorted(stops)
+
+
 @pytest.mark.parametrize("point", DEATHS)
 def test_a_killed_producer_leaves_nothing_that_the_next_pass_does_not_finish(
     clean: Clean, simulator: Simulator, tmp_path: Path, point: str
@@ -92,6 +100,7 @@ def test_a_killed_producer_leaves_nothing_that_the_next_pass_does_not_finish(
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     place.check()  # whatever row is there points at a whole window
+    _assert_no_silent_hole(place)
     with producing(place, VAULT, simulator.address(VAULT), folder) as producer:
         assert not producer.run().problems
     assert place.objects() == clean.objects

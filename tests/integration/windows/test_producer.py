@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.kernel.clock import FakeClock
 from lockstep.kernel.errors import InvalidInput
 from lockstep.kernel.postgres import connect
 from lockstep.vaults.registry import VaultRegistry
@@ -183,6 +184,11 @@ def test_an_archive_that_cannot_be_trusted_reaches_neither_queue_nor_bucket(
     assert place.check() == 4
 
 
+def _clock(hour: int) -> FakeClock:
+    """A time of its own, so that no two producers write the same manifest."""
+    return FakeClock(datetime(2026, 6, 1, hour, tzinfo=UTC))
+
+
 def test_producers_at_the_same_time_make_one_of_everything(
     source: Source, place: Place, simulator: Simulator, tmp_path: Path
 ):
@@ -190,7 +196,9 @@ def test_producers_at_the_same_time_make_one_of_everything(
     source.do("publish", windows=6)
     with ExitStack() as opened, ThreadPoolExecutor(4) as pool:
         producers = [
-            opened.enter_context(producing(place, source.vault, simulator.address(source.vault), tmp_path / str(n)))
+            opened.enter_context(
+                producing(place, source.vault, simulator.address(source.vault), tmp_path / str(n), clock=_clock(n))
+            )
             for n in range(4)
         ]
         reports = list(pool.map(lambda one: one.run(), producers))

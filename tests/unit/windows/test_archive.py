@@ -117,6 +117,26 @@ def test_an_archive_that_is_only_unusual_is_read(tmp_path: Path, fault: ArchiveF
     assert {one.object for one in upserts} == {"study__v", "picklist__sys"}
 
 
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_the_checksum_at_the_very_end_of_the_archive_counts(tmp_path: Path, damage: str):
+    """Guards the last bytes: the tar inside is complete before them, so nothing else would notice."""
+    padded = gzip.decompress(_one(b"id,text\nV1,x\n", 1)) + bytes(3 * 1024**2)  # nobody reads beyond a tar's end
+    sound = gzip.compress(padded)
+    _read(tmp_path, sound, limits=Limits())
+    (tmp_path / "inside").rename(tmp_path / "before")
+    broken = sound[:-6] if damage == "cut" else sound[:-8] + bytes([sound[-8] ^ 1]) + sound[-7:]
+    with pytest.raises(BadArchive, match="gzip"):
+        _read(tmp_path, broken, limits=Limits())
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.GNUTYPE_SPARSE])
+def test_what_is_not_a_plain_file_is_refused_also_when_it_points_inside(tmp_path: Path, kind: bytes):
+    info = tarfile.TarInfo("Object/odd.csv")
+    info.type, info.linkname = kind, "manifest.csv"
+    with pytest.raises(BadArchive, match=r"Object/odd\.csv|not a sound tar"):
+        _read(tmp_path, _tar({"manifest.csv": MANIFEST}, info))
+
+
 def test_a_bomb_does_not_reach_the_disk(tmp_path: Path):
     """Guards against measuring a bomb by exploding it."""
     with pytest.raises(BadArchive, match=r"Object/bomb\.csv: it unpacks to more"):
