@@ -38,7 +38,9 @@ def _register_rooms() -> None:
     """The commands of the rooms beside the stack: each brings its own."""
     from bench.cli import bench  # noqa: PLC0415
     from bench.report import PARTS  # noqa: PLC0415
+    from lockstep.readiness.cli import app as readiness  # noqa: PLC0415
 
+    app.add_typer(readiness, name="readiness")
     if PARTS:
         app.command()(bench)
 

@@ -13,7 +13,9 @@ from typing import Any
 import dagster as dg
 
 import jobs.selftest
+import platform_assets.readiness
 import platform_assets.selftest
+import sensors.readiness
 import sensors.selftest
 from lockstep.kernel.settings import Settings
 from lockstep.kernel.settings import settings as process_settings
@@ -24,6 +26,8 @@ MODULES: tuple[ModuleType, ...] = (
     platform_assets.selftest,
     jobs.selftest,
     sensors.selftest,
+    platform_assets.readiness,
+    sensors.readiness,
 )
 _LISTS = ("assets", "checks", "jobs", "schedules", "sensors")
 
