@@ -48,6 +48,9 @@ def _register_rooms() -> None:
     from lockstep.exports import cli as exports_cli  # noqa: PLC0415
 
     app.add_typer(exports_cli.app)
+    from lockstep.readiness.cli import app as readiness  # noqa: PLC0415
+
+    app.add_typer(readiness, name="readiness")
     if PARTS:
         app.command()(bench)
 

@@ -19,6 +19,9 @@ import platform_assets.exports
 import platform_assets.selftest
 import platform_assets.windows
 import sensors.exports
+import platform_assets.readiness
+import platform_assets.selftest
+import sensors.readiness
 import sensors.selftest
 import sensors.windows
 from lockstep.kernel.settings import Settings
@@ -36,6 +39,8 @@ MODULES: tuple[ModuleType, ...] = (
     platform_assets.exports,
     jobs.exports,
     sensors.exports,
+    platform_assets.readiness,
+    sensors.readiness,
 )
 _LISTS = ("assets", "checks", "jobs", "schedules", "sensors")
 

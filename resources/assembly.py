@@ -15,6 +15,7 @@ from lockstep.kernel.settings import Settings
 from resources.aws import DynamoDBResource, SqsResource
 from resources.databases import PostgresResource, WarehouseResource
 from resources.lake import LakeResource
+from resources.readiness_plane import ReadinessResource
 from resources.spark import SparkResource
 from resources.vaults import VaultSourceResource
 from resources.windows import WindowsResource
@@ -28,6 +29,7 @@ def build_resources(settings: Settings) -> dict[str, Any]:
         "s3": S3Resource(region_name=settings.aws_region),
         "sqs": SqsResource(region_name=settings.aws_region),
         "dynamodb": DynamoDBResource(region_name=settings.aws_region),
+        "readiness": ReadinessResource(),
         "postgres": PostgresResource(dsn=dg.EnvVar("LOCKSTEP_POSTGRES_DSN")),
         "source": PostgresResource(dsn=dg.EnvVar("LOCKSTEP_SOURCE_DSN")),
         "vault_source": VaultSourceResource(

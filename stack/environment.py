@@ -37,6 +37,7 @@ def environment(settings: Settings, home: Home, ports: dict[str, int]) -> dict[s
         "LOCKSTEP_HOME": str(home.root),
         "LOCKSTEP_DAGSTER_CODE_PORT": str(ports["dagster_code"]),
         "DAGSTER_HOME": str(home.dagster),
+        "LOCKSTEP_DAGSTER_URL": settings.dagster_url or f"http://{LOOPBACK}:{ports['dagster']}",
     }
     parts = _postgres(settings, home, ports) | _aws(settings, home, ports) | _spark(settings, ports)
     return variables | parts | _vault_login(settings)

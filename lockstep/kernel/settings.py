@@ -121,6 +121,42 @@ class Settings(BaseSettings):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$",
         description="Folder of the exported files inside the bucket.",
         examples=["exports"],
+    dagster_url: str | None = Field(
+        default=None,
+        description="Address of the Dagster webserver. Absent: the embedded one.",
+        examples=["https://dagster.example.com"],
+    )
+    readiness_config: Path | None = Field(
+        default=None,
+        description="Folder with own `archetypes/`, `calendars/`, `pipelines/`, `evaluators/`; the shipped ones stay.",
+        examples=["/etc/lockstep/readiness"],
+    )
+    readiness_api_key: SecretStr | None = Field(
+        default=None,
+        description="Key that callers of the readiness service send as X-API-Key. Absent: only reading is allowed.",
+        examples=["a-long-random-text"],
+    )
+    readiness_allowed_hosts: str = Field(
+        default="",
+        description="Private hosts that evaluators, triggers and alerts may call, as host or host:port, with commas.",
+        examples=["airflow.internal,127.0.0.1:8080"],
+    )
+    readiness_commands: bool = Field(
+        default=False, description="Whether pipelines in files may run programs of this machine.", examples=["true"]
+    )
+    readiness_alert_webhook: str | None = Field(
+        default=None, description="Address that gets every alert as JSON.", examples=["https://pager.example.com/in"]
+    )
+    readiness_alert_file: Path | None = Field(
+        default=None, description="File that gets every alert as a line of JSON.", examples=["/var/log/alerts.jsonl"]
+    )
+    readiness_alert_topic: str | None = Field(
+        default=None,
+        description="SNS topic that gets every alert.",
+        examples=["arn:aws:sns:eu-west-1:123456789012:alerts"],
+    )
+    readiness_alert_bucket: str | None = Field(
+        default=None, description="Bucket that gets every alert as an object.", examples=["acme-alerts"]
     )
 
     # --- ports of the embedded parts: absent = chosen free at first start, then kept --------------------------

@@ -81,6 +81,7 @@ class Report:
     left_over: int = 0
     refused: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
+    moved: list[tuple[Execution, Execution]] = field(default_factory=list)
 
 
 class _Work(NamedTuple):
@@ -207,8 +208,10 @@ class Driver:
                 report.left_over += 1
                 return
             try:
-                self.drive(entry.state, entry.events, entry.stored)
+                after = self.drive(entry.state, entry.events, entry.stored)
                 report.stepped += 1
+                if after.version != entry.state.version:
+                    report.moved.append((entry.state, after))
             except LostClaim:
                 return  # another driver has it
             except Exception as error:

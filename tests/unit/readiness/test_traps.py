@@ -194,7 +194,8 @@ def test_trap_14_a_named_calendar_excludes(tmp_path: Path):
     for kind, text in {
         "archetypes": "name: a\nrequiredTraits: [{type: t}]\n",
         "calendars": "name: holidays\ndates: ['2026-03-10']\n",
-        "pipelines": "name: sales\narchetype: a\ntraits: {t: {}}\ntrigger: {type: gate}\nexclusions: {calendar: holidays}\n",
+        "pipelines": "name: sales\narchetype: a\ntraits: {t: {}}\ntrigger: {type: gate}\n"
+        "exclusions: {calendar: holidays}\n",
     }.items():
         (tmp_path / kind).mkdir()
         (tmp_path / kind / "it.yaml").write_text(text)

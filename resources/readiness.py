@@ -1,0 +1,254 @@
+"""The readiness plane of this deployment: store, driver, control and watchdog over real clients.
+
+What belongs here: which evaluators, triggers, probes and sinks there are. What does not: what they do
+(lockstep/readiness). Used by the service, the command line and the Dagster doors alike.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import httpx
+import psycopg
+
+from lockstep.kernel.clock import Clock, SystemClock
+from lockstep.kernel.ids import IdSource, SystemIds
+from lockstep.kernel.settings import Settings
+from lockstep.readiness import config
+from lockstep.readiness.alerts import ConsoleSink, Dispatcher, FileSink, S3Sink, Sink, SnsSink, WebhookSink
+from lockstep.readiness.catalogue import Catalogue
+from lockstep.readiness.control import Control
+from lockstep.readiness.evaluators.builtin import Builtins, Probe
+from lockstep.readiness.evaluators.http import HttpEvaluator
+from lockstep.readiness.evaluators.process import ProcessEvaluator
+from lockstep.readiness.evaluators.runner import Runner
+from lockstep.readiness.handlers import Handlers
+from lockstep.readiness.model import Key
+from lockstep.readiness.safety import guarded_client
+from lockstep.readiness.store import Store
+from lockstep.readiness.table import DynamoTable
+from lockstep.readiness.triggers import aws
+from lockstep.readiness.triggers.base import Trigger, Triggers
+from lockstep.readiness.triggers.command import CommandTrigger
+from lockstep.readiness.triggers.dagster import DagsterGraph, DagsterTrigger
+from lockstep.readiness.triggers.web import AirflowTrigger, DatabricksTrigger, HttpTrigger
+from lockstep.readiness.watchdog import Watchdog
+from lockstep.readiness.worker import Driver, Limits
+from resources.clients import aws_client
+
+SECRET_VARIABLE = "READINESS_SECRET_"  # noqa: S105  # the prefix of variables, not a secret
+_DAGSTER_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Everything a door may need."""
+
+    store: Store
+    catalogue: Catalogue
+    driver: Driver
+    control: Control
+    watchdog: Watchdog
+    dispatcher: Dispatcher
+    clock: Clock
+    dynamodb: Any
+    runner: Runner
+    triggers: Triggers
+
+    def store_stream(self, table: str) -> str:
+        """The address of the table's stream."""
+        return str(self.dynamodb.describe_table(TableName=table)["Table"]["LatestStreamArn"])
+
+
+def build_handlers(settings: Settings, **options: Any) -> Handlers:
+    """The functions of the Step Functions form, over the same parts."""
+    plane = build_plane(settings, **options)
+    return Handlers(
+        plane.store,
+        plane.catalogue.plans,
+        runner=plane.runner,
+        triggers=plane.triggers,
+        dispatcher=plane.dispatcher,
+        clock=plane.clock,
+        ids=SystemIds(),
+    )
+
+
+def build_plane(
+    settings: Settings,
+    *,
+    dynamodb: Any = None,
+    clock: Clock | None = None,
+    ids: IdSource | None = None,
+    limits: Limits | None = None,
+    table: str = "readiness",
+) -> Plane:
+    """Wire the plane. Nothing is called here; clients open at first use."""
+    clock, ids = clock or SystemClock(), ids or SystemIds()
+    dynamodb = dynamodb or aws_client("dynamodb", region=settings.aws_region)
+    store = Store(DynamoTable(dynamodb, table), ids)
+    folders = [config.shipped_folder(), *([settings.readiness_config] if settings.readiness_config else [])]
+    catalogue = Catalogue(config.load(folders), store, clock)
+    hosts = [host.strip() for host in settings.readiness_allowed_hosts.split(",") if host.strip()]
+    web = guarded_client(hosts)
+    graph = _dagster(settings)
+    runner = Runner(
+        clock,
+        Builtins(store, _probes(settings, dynamodb, graph)),
+        http=HttpEvaluator(web, clock),
+        process=_programs(settings),
+        allowed_modules=("lockstep.",),
+    )
+    dispatcher = Dispatcher(_sinks(settings, web), clock)
+    triggers = Triggers(_triggers(settings, web, graph))
+    driver = Driver(
+        store,
+        catalogue.plans,
+        runner=runner,
+        triggers=triggers,
+        dispatcher=dispatcher,
+        clock=clock,
+        ids=ids,
+        limits=limits,
+    )
+    control = Control(store, catalogue.plans, driver, runner, clock=clock, ids=ids)
+    watchdog = Watchdog(store, catalogue.plans, dispatcher=dispatcher, clock=clock, ids=ids)
+    return Plane(store, catalogue, driver, control, watchdog, dispatcher, clock, dynamodb, runner, triggers)
+
+
+def _dagster(settings: Settings) -> DagsterGraph | None:
+    # Our own webserver, named by the deployment and not by a pipeline: no guard is needed on its address.
+    return DagsterGraph(httpx.Client(timeout=_DAGSTER_SECONDS), settings.dagster_url) if settings.dagster_url else None
+
+
+def _programs(settings: Settings) -> ProcessEvaluator | None:
+    if settings.readiness_config is None or not settings.readiness_commands:
+        return None
+    return ProcessEvaluator(settings.readiness_config / "evaluators")
+
+
+def _triggers(settings: Settings, web: httpx.Client, graph: DagsterGraph | None) -> dict[str, Trigger]:
+    secrets = {
+        name.removeprefix(SECRET_VARIABLE).lower().replace("_", "-"): value
+        for name, value in os.environ.items()
+        if name.startswith(SECRET_VARIABLE)
+    }
+    found: dict[str, Trigger] = {
+        "http": HttpTrigger(web, secrets),
+        "airflow": AirflowTrigger(web, secrets),
+        "databricks": DatabricksTrigger(web, secrets),
+        "glue": aws.GlueTrigger(_Lazy("glue", settings)),
+        "emr": aws.EmrTrigger(_Lazy("emr", settings)),
+        "emr-serverless": aws.EmrServerlessTrigger(_Lazy("emr-serverless", settings)),
+        "step-function": aws.StepFunctionTrigger(_Lazy("stepfunctions", settings)),
+        "lambda": aws.LambdaTrigger(_Lazy("lambda", settings)),
+    }
+    if graph is not None:
+        found["dagster"] = DagsterTrigger(graph)
+    if settings.readiness_commands:
+        found["command"] = CommandTrigger()
+    return found
+
+
+class _Lazy:
+    """A client that is built when it is first used: most deployments use few of them, and each costs 50 ms."""
+
+    def __init__(self, service: str, settings: Settings) -> None:
+        self._service, self._region, self._client = service, settings.aws_region, None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._client is None:
+            self._client = aws_client(self._service, region=self._region, max_attempts=1)
+        return getattr(self._client, name)
+
+
+def _sinks(settings: Settings, web: httpx.Client) -> list[Sink]:
+    sinks: list[Sink] = [ConsoleSink()]
+    if settings.readiness_alert_file:
+        sinks.append(FileSink(settings.readiness_alert_file))
+    if settings.readiness_alert_webhook:
+        sinks.append(WebhookSink(web, settings.readiness_alert_webhook))
+    if settings.readiness_alert_topic:
+        sinks.append(SnsSink(_Lazy("sns", settings), settings.readiness_alert_topic))
+    if settings.readiness_alert_bucket:
+        sinks.append(S3Sink(_Lazy("s3", settings), settings.readiness_alert_bucket))
+    return sinks
+
+
+# --- readings of the other pipelines' ledgers ---
+
+
+def _probes(settings: Settings, dynamodb: Any, graph: DagsterGraph | None) -> dict[str, Probe]:
+    found: dict[str, Probe] = {
+        "window-watermark-lag": lambda options, key, now: _window_lag(dynamodb, now),
+        "tick-lag": lambda options, key, now: _tick_lag(dynamodb, now),
+    }
+    if graph is not None:
+        found |= {"dagster-asset-freshness": graph.asset_freshness, "dagster-check-result": graph.check_result}
+    if settings.postgres_dsn is not None:
+        dsn = settings.postgres_dsn.get_secret_value()
+        found["export-jobs-done"] = lambda options, key, now: _export_age(dsn, options, key)
+    return found
+
+
+def _window_lag(dynamodb: Any, now: datetime) -> Mapping[str, Any]:
+    """How far the earliest window that is not applied lies back; no such window means that nothing waits."""
+    stops: list[str] = []
+    for page in dynamodb.get_paginator("scan").paginate(
+        TableName="ddapi_queue",
+        FilterExpression="#status <> :applied",
+        ProjectionExpression="stoptime",
+        ExpressionAttributeNames={"#status": "status"},
+        ExpressionAttributeValues={":applied": {"S": "APPLIED"}},
+    ):
+        stops += [row["stoptime"]["S"] for row in page["Items"]]
+    return _oldest(stops, now)
+
+
+def _tick_lag(dynamodb: Any, now: datetime) -> Mapping[str, Any]:
+    """How long the oldest committed tick has been waiting for silver."""
+    waiting: list[str] = []
+    for page in dynamodb.get_paginator("scan").paginate(
+        TableName="bronze_committed", ProjectionExpression="tick_id, committed_at"
+    ):
+        rows = {row["tick_id"]["S"]: row.get("committed_at", {}).get("S") for row in page["Items"]}
+        done = _dispatched(dynamodb, list(rows))
+        waiting += [at for tick, at in rows.items() if tick not in done and at]
+    return _oldest(waiting, now)
+
+
+def _dispatched(dynamodb: Any, ticks: list[str]) -> set[str]:
+    found: set[str] = set()
+    for start in range(0, len(ticks), 100):
+        keys = [{"tick_id": {"S": tick}} for tick in ticks[start : start + 100]]
+        answer = dynamodb.batch_get_item(RequestItems={"silver_dispatched": {"Keys": keys}})
+        found |= {row["tick_id"]["S"] for row in answer["Responses"].get("silver_dispatched", [])}
+    return found
+
+
+def _oldest(moments: list[str], now: datetime) -> Mapping[str, Any]:
+    if not moments:
+        return {"lagSeconds": None, "empty": True, "waiting": 0}
+    earliest = datetime.fromisoformat(min(moments).replace("Z", "+00:00"))
+    aware = earliest if earliest.tzinfo else earliest.replace(tzinfo=now.tzinfo)
+    return {"lagSeconds": max(0.0, (now - aware).total_seconds()), "waiting": len(moments)}
+
+
+def _export_age(dsn: str, options: Mapping[str, Any], _: Key) -> Mapping[str, Any]:
+    """Age of the oldest export job that is not finished, or of the one job that the configuration names."""
+    with psycopg.connect(dsn, connect_timeout=5, options="-c statement_timeout=5s") as connection:
+        row = connection.execute("SELECT to_regclass('exports.job')").fetchone()
+        if row is None or row[0] is None:
+            return {"lagSeconds": None, "empty": True, "waiting": 0}
+        only, job = ("AND job_id = %(job)s", options["jobId"]) if "jobId" in options else ("", None)
+        query = (
+            "SELECT count(*), extract(epoch FROM now() - min(created_at))::float FROM exports.job "  # noqa: S608
+            f"WHERE status IN ('SUBMITTED', 'IN_PROGRESS') {only}"
+        )
+        found = connection.execute(query, {"job": job}).fetchone()
+    waiting, age = found if found else (0, None)
+    return {"lagSeconds": age, "empty": waiting == 0, "waiting": waiting}

@@ -1,0 +1,121 @@
+"""The readiness sensor: reads markers, lets the driver step what is due, and tells Dagster what came of it.
+
+What belongs here: one bounded tick and its report as asset events. What does not: any decision (lockstep/readiness).
+No run is requested: a pipeline's job is started by its trigger, and nothing here waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+from botocore.exceptions import BotoCoreError, ClientError
+
+from lockstep.kernel.errors import Transient
+from lockstep.readiness import stream
+from lockstep.readiness.model import Execution, RunStatus
+from lockstep.readiness.store import Marker
+from lockstep.readiness.worker import Report
+from platform_assets.readiness import asset_name, check_results, describe, partition_of, plans
+from resources.readiness_plane import ReadinessResource
+
+MAX_EVENTS = 100
+SWEPT_PER_TICK = 25
+
+_PLANS = {plan.pipeline: plan for plan in plans}
+Event = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
+
+
+@dg.sensor(
+    name="readiness_sensor",
+    target=[asset_name(plan.pipeline) for plan in plans],
+    minimum_interval_seconds=10,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Steps what is due: evaluates, starts, polls, alerts. Markers wake it, a sweep misses none.",
+)
+def readiness_sensor(context: dg.SensorEvaluationContext, readiness: ReadinessResource) -> dg.SensorResult:
+    """One bounded tick."""
+    plane = readiness.plane()
+    plane.catalogue.sync()
+    place = _read_cursor(context.cursor)
+    markers, place["stream"] = _from_stream(context, readiness, place.get("stream"))
+    swept, place["sweep"] = _sweep(readiness, int(place.get("sweep") or 0))
+    report = plane.driver.tick(_latest([*markers, *swept]))
+    for refusal in report.refused:
+        context.log.warning("refused: %s", refusal)
+    for key, error in report.failures.items():
+        context.log.error("%s: %s", key, error)
+    if report.failures and not report.stepped:
+        raise Transient(f"none of {len(report.failures)} executions could be stepped.", next_step="see the tick's log.")
+    words = (
+        f"{report.looked_at} looked at, {report.opened} opened, {report.stepped} stepped, {report.left_over} left over"
+    )
+    return dg.SensorResult(skip_reason=words, cursor=json.dumps(place), asset_events=list(_events(report))[:MAX_EVENTS])
+
+
+def _read_cursor(cursor: str | None) -> dict[str, Any]:
+    """A cursor that cannot be read starts anew: it is a hint."""
+    try:
+        place = json.loads(cursor or "{}")
+    except ValueError:
+        return {}
+    return place if isinstance(place, dict) else {}
+
+
+def _from_stream(
+    context: dg.SensorEvaluationContext, readiness: ReadinessResource, cursor: Any
+) -> tuple[list[Marker], str | None]:
+    try:
+        arn = readiness.plane().store_stream(readiness.table)
+        found = stream.read(readiness.streams(), arn, cursor)
+    except (ClientError, BotoCoreError, Transient) as error:
+        context.log.warning("stream not read, the sweep goes on: %s", error)
+        return [], cursor
+    return found.markers, found.cursor
+
+
+def _sweep(readiness: ReadinessResource, start: int) -> tuple[list[Marker], int]:
+    """Markers that the stream never told, a few pipelines at a time."""
+    plane = readiness.plane()
+    names = sorted(plane.catalogue.plans())
+    chosen = [names[(start + offset) % len(names)] for offset in range(min(SWEPT_PER_TICK, len(names)))]
+    now = plane.clock.now()
+    return [marker for name in chosen for marker in plane.store.markers(name, now)], (start + len(chosen)) % len(names)
+
+
+def _latest(markers: list[Marker]) -> list[Marker]:
+    """One marker per execution and source: the stream tells some that the sweep finds too."""
+    return list({(marker.key, marker.source): marker for marker in markers}.values())
+
+
+def _events(report: Report) -> Iterator[Event]:
+    for before, after in report.moved:
+        plan = _PLANS.get(after.key.pipeline)
+        if plan is None:
+            continue  # registered through the API: it has no asset until it is in a file
+        yield from _outcome(before, after, partition_of(plan, after.key))
+        if after.readiness is not None and (
+            before.readiness is None or before.readiness.signature != after.readiness.signature
+        ):
+            for result in check_results(plan, after.readiness):
+                yield dg.AssetCheckEvaluation(
+                    asset_key=dg.AssetKey(asset_name(plan.pipeline)),
+                    check_name=str(result.check_name),
+                    passed=result.passed,
+                    severity=result.severity,
+                    metadata=result.metadata,
+                )
+
+
+def _outcome(before: Execution, after: Execution, partition: str) -> Iterator[Event]:
+    asset, metadata = asset_name(after.key.pipeline), describe(after)
+    if after.status.is_success and not before.status.is_success and not after.dry_run:
+        yield dg.AssetMaterialization(asset_key=asset, partition=partition, metadata=metadata)
+    elif after.status in (RunStatus.FAILED, RunStatus.CANCELLED) and not before.status.is_terminal:
+        words = f"{after.key} {after.status.value.lower()}"
+        yield dg.AssetObservation(asset_key=asset, partition=partition, description=words, metadata=metadata)
+
+
+sensors = [readiness_sensor]
