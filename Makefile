@@ -52,7 +52,7 @@ lock: setup ## Pin the Python packages anew after a change of pyproject.toml
 bench: setup ## Measure every part against its baselines and print the ratios
 	@$(BIN)/lockstep bench
 
-lock: setup ## Pin the dependencies anew after a change of pyproject.toml or stack/jars.py
+lock: setup ## Pin the Python packages anew after a change of pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --generate-hashes --no-emit-index-url --no-annotate --python-version 3.11 -o requirements.lock -q
 
 lock-jars: setup ## Pin the Java archives anew after a change of stack/jars.py

@@ -37,7 +37,8 @@ def main() -> None:
 def _register_rooms() -> None:
     """The commands of the rooms beside the stack: each brings its own."""
     from bench.cli import bench  # noqa: PLC0415
-    from bench.report import PARTS  # noqa: PLC0415
+    from lockstep.exports.cli import app as exports  # noqa: PLC0415
+    from lockstep.readiness.cli import app as readiness  # noqa: PLC0415
     from lockstep.vaults.cli import vaults  # noqa: PLC0415
     from lockstep.vaultsim.cli import vault  # noqa: PLC0415
     from lockstep.windows.cli import windows  # noqa: PLC0415
@@ -45,14 +46,9 @@ def _register_rooms() -> None:
     app.add_typer(windows)
     app.add_typer(vaults)
     app.add_typer(vault)
-    from lockstep.exports import cli as exports_cli  # noqa: PLC0415
-
-    app.add_typer(exports_cli.app)
-    from lockstep.readiness.cli import app as readiness  # noqa: PLC0415
-
+    app.add_typer(exports)
     app.add_typer(readiness, name="readiness")
-    if PARTS:
-        app.command()(bench)
+    app.command()(bench)
 
 
 if __name__ == "__main__":

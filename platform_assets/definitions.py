@@ -16,11 +16,10 @@ import jobs.exports
 import jobs.selftest
 import jobs.windows
 import platform_assets.exports
+import platform_assets.readiness
 import platform_assets.selftest
 import platform_assets.windows
 import sensors.exports
-import platform_assets.readiness
-import platform_assets.selftest
 import sensors.readiness
 import sensors.selftest
 import sensors.windows
