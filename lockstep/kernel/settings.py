@@ -121,6 +121,9 @@ class Settings(BaseSettings):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$",
         description="Folder of the exported files inside the bucket.",
         examples=["exports"],
+    )
+
+    # --- readiness ---------------------------------------------------------------------------------------------
     dagster_url: str | None = Field(
         default=None,
         description="Address of the Dagster webserver. Absent: the embedded one.",
