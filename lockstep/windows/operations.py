@@ -130,7 +130,7 @@ def as_of(worker: WindowWorker, vault: str, at: datetime, schema: str) -> int:
     with closing(worker.connect()) as connection:
         connection.execute(f"DROP SCHEMA IF EXISTS {quoted(schema)} CASCADE".encode())
         connection.execute(f"CREATE SCHEMA {quoted(schema)}".encode())
-        claim = _reader(f"{vault}~{schema[-12:]}", worker.clock.now())
+        claim = _reader(f"{vault}~{worker.ids.new_id()[-12:]}", worker.clock.now())
         try:
             for start in range(0, len(chain), worker.policy.batch):
                 _fill(worker, connection, claim, chain[start : start + worker.policy.batch], schema)

@@ -74,7 +74,7 @@ class Preparer:
                 names = {one.schema for one in staged}
             else:
                 found = connection.execute(_STAGES, (f"stage:{claim.vault}:",)).fetchall()
-                names = {name for (name,) in found if int(name.split(":")[2]) <= claim.fence}
+                names = {name for (name,) in found if int(name.rsplit(":", 2)[1]) <= claim.fence}
             for name in sorted(names):
                 connection.execute(f"DROP SCHEMA IF EXISTS {quoted(name)} CASCADE".encode())
 

@@ -309,7 +309,9 @@ class _Drain:
         """The queue's rows, after what the sink knows better was put right."""
         worker, claim = self._worker, self._claim
         rows = worker.ledger.pending(claim.vault, claim.watermark - _REPAIR_BACK)
-        applied = {one.stop for one in worker.store.history(claim.vault, after=claim.watermark - _REPAIR_BACK)}
+        # Up to the watermark only: after a replay, earlier epochs hold windows that are to be applied again.
+        recent = worker.store.history(claim.vault, after=claim.watermark - _REPAIR_BACK, until=claim.watermark)
+        applied = {one.stop for one in recent if one.kind != "gap"}
         if worker.ledger.repair(rows, applied, claim.watermark, claim.fence):
             rows = worker.ledger.pending(claim.vault, claim.watermark)
         crash_point("windows.drain.after_repair")
