@@ -120,8 +120,8 @@ class Store:
         version = (before.version if before is not None else 0) + 1
         writes: list[Write] = [self._runlog(before, after, version)]
         copies: list[Write] = []
-        for place, fact in enumerate(facts):
-            self._add(fact, after, now + timedelta(microseconds=place), writes, copies)
+        for fact in facts:  # events of one instant are kept in order by their ids, which rise
+            self._add(fact, after, now, writes, copies)
         if (before is not None and before.is_open) != after.is_open:
             writes.append(_mark_open(after))
         crash_point("readiness.commit.before")
