@@ -15,6 +15,7 @@ import dagster as dg
 import jobs.exports
 import jobs.selftest
 import jobs.windows
+import jobs.windows_producer
 import platform_assets.exports
 import platform_assets.readiness
 import platform_assets.selftest
@@ -23,6 +24,7 @@ import sensors.exports
 import sensors.readiness
 import sensors.selftest
 import sensors.windows
+import sensors.windows_source
 from lockstep.kernel.settings import Settings
 from lockstep.kernel.settings import settings as process_settings
 from resources.assembly import build_resources
@@ -34,7 +36,9 @@ MODULES: tuple[ModuleType, ...] = (
     sensors.selftest,
     platform_assets.windows,
     jobs.windows,
+    jobs.windows_producer,
     sensors.windows,
+    sensors.windows_source,
     platform_assets.exports,
     jobs.exports,
     sensors.exports,

@@ -29,6 +29,7 @@ from platform_assets.window_events import (
     window_metadata,
     window_partitions,
 )
+from platform_assets.windows_source import build_vault_source_assets
 from resources.spark import SparkResource
 from resources.windows import WindowsResource
 
@@ -78,17 +79,7 @@ def build_vault(vault: str, settings: Settings) -> tuple[list[Any], list[Any]]:
     names = VaultNames(vault)
     applied = _applied_windows(names, settings)
     tables = _warehouse_tables(names, settings.vault_objects.split(","))
-    return [_raw_windows(names), applied, tables, _activity(names, settings)], _checks(names)
-
-
-def _raw_windows(names: VaultNames) -> dg.AssetSpec:
-    return dg.AssetSpec(
-        names.key("raw_windows"),
-        group_name=names.group,
-        kinds={"s3", "csv"},
-        owners=OWNERS,
-        description="Windows as the vendor published them, checked and unpacked into the bucket raw-ddapi.",
-    )
+    return [*build_vault_source_assets(vault), applied, tables, _activity(names, settings)], _checks(names)
 
 
 def _applied_windows(names: VaultNames, settings: Settings) -> dg.AssetsDefinition:

@@ -455,7 +455,7 @@ PARTS = (
     _service("exports", "postgres", "sqs", "s3"),
     _service("ingest", "postgres", "sqs", "s3", "dynamodb", "spark"),
     _service("readiness", "dynamodb"),
-    _service("vault"),
+    _service("vault", "postgres"),
 )
 
 

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from lockstep.kernel.errors import Terminal
 from lockstep.kernel.settings import PROJECT_ROOT
-from stack.environment import DATABASES
+from stack.environment import DATABASES, LOOPBACK
 from stack.health import aws_client
 from stack.parts import Site
 
@@ -203,10 +204,25 @@ def _dagster(site: Site) -> None:
         raise Terminal(f"Dagster's storage could not be prepared: {done.stderr.strip()[-600:]}", unit="dagster")
 
 
+def _vault(site: Site) -> None:
+    """Point the vaults of the settings at the simulator, unless somebody registered any: then they are real."""
+    from lockstep.kernel.postgres import connect  # noqa: PLC0415
+    from lockstep.vaults.registry import VaultRegistry  # noqa: PLC0415
+
+    address = f"http://{LOOPBACK}:{site.ports['vault']}"
+    with connect(site.environment["LOCKSTEP_POSTGRES_DSN"], application_name="lockstep-stack") as connection:
+        registry = VaultRegistry(connection)
+        simulated = [one for one in registry.vaults() if urlsplit(one.url).hostname == LOOPBACK]
+        if registry.vaults() == simulated:
+            for vault in site.settings.vault_ids:
+                registry.add(vault, address, actor="stack")
+
+
 _STEPS: dict[str, Callable[[Site], None]] = {
     "postgres": _postgres,
     "s3": _s3,
     "sqs": _sqs,
     "dynamodb": _dynamodb,
     "dagster-code": _dagster,
+    "vault": _vault,
 }
