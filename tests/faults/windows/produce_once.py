@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.windows_world import Place, producing
+from tests.producer_world import Place, producing
 
 
 def main(vault: str, url: str, bucket: str, table: str, folder: str) -> None:
