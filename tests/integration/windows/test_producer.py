@@ -23,6 +23,7 @@ from lockstep.kernel.postgres import connect
 from lockstep.vaults.registry import VaultRegistry
 from lockstep.windows.model import FileType, RawManifest, WindowKind, WindowStatus, parse_stoptime
 from lockstep.windows.producer import Producer, ProducerReport
+from tests.producer_world import Place, producing
 from tests.simulator import Simulator, running_simulator
 from tests.vault_world import Place, producing
 
