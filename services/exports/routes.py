@@ -23,6 +23,7 @@ from lockstep.exports.dialect import CSV_DIALECT
 from lockstep.exports.model import Chunk, ChunkRequest, ChunkStatus, Client, Format, Job, JobStatus
 from lockstep.exports.store import IDEMPOTENCY_HOURS, Accepted
 from lockstep.kernel.crash import crash_point
+from lockstep.kernel.errors import Transient
 from services.exports.contract import (
     EXAMPLE_ID,
     FORMULA_GUARDS,
@@ -73,7 +74,10 @@ _key_header = APIKeyHeader(
 
 
 def _client(request: Request, api_key: Annotated[str | None, Security(_key_header)]) -> Client:
-    client: Client | None = request.app.state.doors.clients.authenticate(api_key)
+    doors = request.app.state.doors
+    if doors is None:
+        raise Transient("no state database is known.", next_step="start the stack, or set LOCKSTEP_POSTGRES_DSN.")
+    client: Client | None = doors.clients.authenticate(api_key)
     if client is None:
         raise problem(
             HTTPStatus.UNAUTHORIZED,
