@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.vault_world import Place, producing
 from tests.producer_world import Place, producing
+from tests.vault_world import Place, producing
 
 
 def main(vault: str, url: str, bucket: str, table: str, folder: str) -> None:
