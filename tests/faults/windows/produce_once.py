@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 from tests.producer_world import Place, producing
-from tests.vault_world import Place, producing
 
 
 def main(vault: str, url: str, bucket: str, table: str, folder: str) -> None:

@@ -16,7 +16,6 @@ from lockstep.kernel.crash import VARIABLE, declared_points
 from lockstep.kernel.settings import PROJECT_ROOT
 from tests.producer_world import Place, producing
 from tests.simulator import Simulator, running_simulator
-from tests.vault_world import Place, producing
 
 pytestmark = pytest.mark.stack
 

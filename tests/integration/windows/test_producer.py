@@ -25,7 +25,6 @@ from lockstep.windows.model import FileType, RawManifest, WindowKind, WindowStat
 from lockstep.windows.producer import Producer, ProducerReport
 from tests.producer_world import Place, producing
 from tests.simulator import Simulator, running_simulator
-from tests.vault_world import Place, producing
 
 pytestmark = pytest.mark.stack
 
