@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
+from lockstep.kernel.settings import settings
 from lockstep.windows.producer import VAULT_TAG
 from platform_assets.windows_source import raw_windows_key
 
@@ -54,3 +55,9 @@ def produce_request(vault: str, occasion: str) -> dg.RunRequest:
         asset_selection=[raw_windows_key(vault)],
         tags={VAULT_TAG: vault},
     )
+
+
+produce_job = build_produce_job(settings().vault_ids)
+
+jobs = [produce_job]
+schedules = [build_produce_schedule(settings().vault_ids, produce_job)]

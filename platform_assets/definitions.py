@@ -13,8 +13,13 @@ from typing import Any
 import dagster as dg
 
 import jobs.selftest
+import jobs.windows
+import jobs.windows_producer
 import platform_assets.selftest
+import platform_assets.windows
 import sensors.selftest
+import sensors.windows
+import sensors.windows_source
 from lockstep.kernel.settings import Settings
 from lockstep.kernel.settings import settings as process_settings
 from resources.assembly import build_resources
@@ -24,6 +29,11 @@ MODULES: tuple[ModuleType, ...] = (
     platform_assets.selftest,
     jobs.selftest,
     sensors.selftest,
+    platform_assets.windows,
+    jobs.windows,
+    jobs.windows_producer,
+    sensors.windows,
+    sensors.windows_source,
 )
 _LISTS = ("assets", "checks", "jobs", "schedules", "sensors")
 

@@ -17,6 +17,7 @@ from resources.databases import PostgresResource, WarehouseResource
 from resources.lake import LakeResource
 from resources.spark import SparkResource
 from resources.vaults import VaultSourceResource
+from resources.windows import WindowsResource
 
 
 def build_resources(settings: Settings) -> dict[str, Any]:
@@ -33,6 +34,11 @@ def build_resources(settings: Settings) -> dict[str, Any]:
             region_name=settings.aws_region, work_folder=str(settings.home / "work" / "windows")
         ),
         "warehouse": WarehouseResource(dsn=dg.EnvVar("LOCKSTEP_WAREHOUSE_DSN"), dialect=settings.warehouse_dialect),
+        "windows": WindowsResource(
+            dsn=dg.EnvVar("LOCKSTEP_WAREHOUSE_DSN"),
+            dialect=settings.warehouse_dialect,
+            region_name=settings.aws_region,
+        ),
     }
 
 

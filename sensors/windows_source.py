@@ -11,8 +11,9 @@ from datetime import datetime, timedelta
 
 import dagster as dg
 
-from jobs.windows_producer import produce_request
+from jobs.windows_producer import produce_job, produce_request
 from lockstep.kernel.clock import SystemClock
+from lockstep.kernel.settings import settings
 from lockstep.windows.model import Gap
 from lockstep.windows.queue import WindowQueue
 from resources.aws import DynamoDBResource
@@ -53,3 +54,6 @@ def is_due(gap: Gap, now: datetime) -> bool:
     looked = gap.last_seen or gap.first_seen
     rested = looked is None or now - looked >= PATIENCE
     return rested and (gap.next_retry is None or gap.next_retry <= now)
+
+
+sensors = [build_sweep_sensor(settings().vault_ids, produce_job)]

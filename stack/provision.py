@@ -26,6 +26,7 @@ DAY = 24 * 3600
 # Packages with a `migrations` folder, and the database that each one's tables live in.
 MIGRATIONS = (
     ("lockstep.kernel", "LOCKSTEP_POSTGRES_DSN"),
+    ("lockstep.windows", "LOCKSTEP_WAREHOUSE_DSN"),
     ("lockstep.vaults", "LOCKSTEP_POSTGRES_DSN"),
 )
 

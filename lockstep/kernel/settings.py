@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from datetime import date
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,6 +30,7 @@ DEFAULT_HOME = PROJECT_ROOT / ".lockstep"
 CONFIG_FILE = "lockstep.toml"
 
 Port = Annotated[int, Field(ge=1, le=65535)]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,33}", re.ASCII)
 AwsPart = Annotated[str, Field(examples=["embedded", "aws", "http://127.0.0.1:9000"])]
 
 
@@ -93,6 +95,23 @@ class Settings(BaseSettings):
     # --- names that a deployment may change --------------------------------------------------------------------
     lake_bucket: str = Field(default="lockstep-lake", description="Bucket of the Delta tables.", examples=["acme-lake"])
 
+    # --- windows -----------------------------------------------------------------------------------------------
+    vaults: str = Field(
+        default="1001,1002",
+        description="Vaults whose windows are applied, with commas. Each gets its assets, its lane and its schema.",
+        examples=["1001,1002"],
+    )
+    vault_objects: str = Field(
+        default="study__v,site__v,product__v,user__sys,document_version__sys,picklist__sys",
+        description="Objects that are shown as assets of each vault, with commas. Others are applied all the same.",
+        examples=["study__v,site__v"],
+    )
+    windows_start: date = Field(
+        default=date(2026, 1, 1),
+        description="First day whose windows are shown as partitions; the next 200 days are.",
+        examples=["2026-01-01"],
+    )
+
     # --- ports of the embedded parts: absent = chosen free at first start, then kept --------------------------
     postgres_port: Port | None = Field(default=None, examples=["5432"])
     dynamodb_port: Port | None = Field(default=None, examples=["8000"])
@@ -134,6 +153,14 @@ class Settings(BaseSettings):
             raise ValueError("must be `embedded`, `aws`, or an http(s) address")
         return value.rstrip("/")
 
+    @field_validator("vaults", "vault_objects")
+    @classmethod
+    def _names_with_commas(cls, value: str) -> str:
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        if not names or any(_NAME.fullmatch(name) is None for name in names) or len(set(names)) != len(names):
+            raise ValueError("must be different names of letters, digits, hyphens or underscores, with commas")
+        return ",".join(names)
+
     @field_validator("postgres_dsn", "source_dsn", "warehouse_dsn")
     @classmethod
     def _postgres_address(cls, value: SecretStr | None) -> SecretStr | None:
@@ -165,6 +192,11 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Variables win over the file; the file wins over defaults."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=_config_file())
+
+    @property
+    def vault_ids(self) -> tuple[str, ...]:
+        """The ids in `vaults`."""
+        return tuple(self.vaults.split(","))
 
     def external(self, part: str) -> bool:
         """Whether `part` is a service of the user's own, which the embedded stack must not start."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from lockstep.windows import operations_cli
 from lockstep.windows.source_cli import produce
 
 windows = typer.Typer(name="windows", help="Windows of the vaults, from source to warehouse.", no_args_is_help=True)
@@ -15,3 +16,4 @@ def _windows() -> None:
 
 
 windows.command()(produce)
+operations_cli.register(windows)

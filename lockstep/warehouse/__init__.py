@@ -1,0 +1,1 @@
+"""The warehouse: tables from the vendor's metadata, additive change, and the statements of each dialect."""

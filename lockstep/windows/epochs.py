@@ -1,0 +1,87 @@
+"""Epochs: full loads into new tables, swapped in together with the watermark, and log archives as keyed appends.
+
+What belongs here: what moves outside the chain of incrementals. What does not: the chain itself (worker.py). Old tables
+are kept under the name of their epoch; nothing is dropped automatically.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lockstep.kernel.crash import crash_point
+from lockstep.kernel.errors import LockstepError, Terminal, Transient
+from lockstep.kernel.logs import get_logger
+from lockstep.kernel.postgres import Connection, translated
+from lockstep.warehouse.dialect import quoted
+from lockstep.warehouse.model import vault_schema
+from lockstep.windows.model import QueueRow, WindowKind, WindowStatus
+from lockstep.windows.store import Applied, Claim, Staged
+
+if TYPE_CHECKING:
+    from lockstep.windows.worker import WindowWorker
+
+_log = get_logger(__name__)
+
+_UNFINISHED = "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s)"
+
+
+def load_full(worker: WindowWorker, claim: Claim, row: QueueRow) -> Claim:
+    """Load a full archive beside the live tables, then swap tables, epoch and watermark in one transaction."""
+    fresh, live = f"next:{claim.vault}:{claim.fence}", vault_schema(claim.vault)
+    worker.ledger.processing(
+        row, fence=claim.fence, owner=claim.lease.owner, lease_until=claim.lease.lease_until, attempt=True
+    )
+    with closing(worker.connect()) as connection:
+        with translated("making room for a full load", unit=str(row.window)):
+            _drop_unfinished(connection, claim.vault)
+            connection.execute(f"CREATE SCHEMA {quoted(fresh)}".encode())
+        staged = _staged(worker, claim, row, fresh)
+        counts = worker.store.fill(connection, staged, fresh)
+        crash_point("windows.full.after_fill")
+        old = f"{live}_epoch_{claim.epoch}_{claim.fence}"
+        try:
+            applied = worker.store.swap(connection, claim, staged, counts, (fresh, live, old))
+        except Transient:
+            found = worker.store.find(claim.vault, staged.load_id(claim.fence))
+            if found is None:
+                raise
+            applied = found
+    worker.ledger.applied([row.window], fence=claim.fence)
+    _log.info("full load in place", window=str(row.window), epoch=applied.epoch, rows=applied.rows)
+    return replace(claim, epoch=applied.epoch, watermark=applied.stop)
+
+
+def append_logs(worker: WindowWorker, claim: Claim) -> list[Applied]:
+    """Apply waiting log archives. A log that fails is FAILED by itself: the chain of incrementals does not wait."""
+    schema, done = f"{vault_schema(claim.vault)}_logs", []
+    rows = worker.ledger.pending(claim.vault, None, kind=WindowKind.LOG)
+    waiting = [row for row in rows if row.status in (WindowStatus.READY, WindowStatus.PROCESSING)]
+    for row in waiting:
+        try:
+            with closing(worker.connect()) as connection:
+                known = worker.store.history(claim.vault, kinds=("log",), until=row.window.stop)
+                if not any(one.stop == row.window.stop for one in known):
+                    done.append(worker.store.append(connection, claim, _staged(worker, claim, row, schema), schema))
+            worker.ledger.applied([row.window], fence=claim.fence)
+        except Terminal as error:
+            worker.ledger.failed(row.window, fence=claim.fence, error=str(error))
+            _log.error("log archive failed", window=str(row.window), error=str(error))
+    return done
+
+
+def _staged(worker: WindowWorker, claim: Claim, row: QueueRow, schema: str) -> Staged:
+    def attempt() -> Staged:
+        (staged,) = worker.preparer.prepare(claim, [row], schema=schema)
+        if isinstance(staged, LockstepError):
+            raise staged
+        return staged
+
+    return worker.policy.retry.call(attempt, clock=worker.clock)
+
+
+def _drop_unfinished(connection: Connection, vault: str) -> None:
+    """Half-filled tables of a worker that died before its swap. Nobody ever read them."""
+    for (name,) in connection.execute(_UNFINISHED, (f"next:{vault}:",)).fetchall():
+        connection.execute(f"DROP SCHEMA {quoted(name)} CASCADE".encode())

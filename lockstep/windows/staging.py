@@ -1,0 +1,378 @@
+"""Staging: raw CSV files into unlogged tables, many windows at once, on Spark's workers.
+
+What belongs here: what one task does with its files, and the Spark call that runs the tasks. What does not: which
+windows (rules.py) and what becomes of staged rows (store.py). A task may run twice or die half-way: what it wrote then
+carries a load number that nobody was told, so it is never applied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from botocore.exceptions import BotoCoreError, ClientError
+from pyarrow import csv
+
+from lockstep.kernel.errors import LockstepError, Terminal, Transient
+from lockstep.kernel.postgres import Connection, as_lockstep_error
+from lockstep.warehouse.dialect import DELETE, DELETED, DELETED_DATE, KIND, LOAD, ROW, UPSERT
+from lockstep.warehouse.model import ColumnType, Table
+from lockstep.warehouse.postgres import PostgresDialect
+from lockstep.windows.model import FileType, RawFile
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PARTITIONS = 2
+WHOLE_BYTES = 4 * 2**20
+"""Files up to this size are read at once; larger ones go through a file on disk, block by block."""
+FLUSH_BYTES = 16 * 2**20
+BLOCK_BYTES = 2**20
+CHUNK_BYTES = 2**18
+
+_RESULT = "number int, load bigint, failure string, message string, doubled string"
+_CONTEXT = re.compile(r"line (?P<line>\d+)(, column (?P<column>[^:]+))?")
+_ROW_SHAPE = re.compile(r"Row #\d+: Expected \d+ columns, got \d+")
+
+
+@dataclass(frozen=True)
+class StageJob:
+    """One window's files, and the tables they go to."""
+
+    number: int
+    unit: str
+    files: tuple[RawFile, ...]
+
+
+@dataclass(frozen=True)
+class StageTarget:
+    """Where tasks read and write. The factories travel to the workers, clients do not."""
+
+    bucket: str
+    schema: str
+    tables: Mapping[str, Table] = field(hash=False)
+    open_s3: Callable[[], Any]
+    connect: Callable[[], Connection]
+
+
+class StageResult(NamedTuple):
+    """What became of one window: staged under `load`, or an error that says whether trying again can help."""
+
+    number: int
+    load: int
+    error: LockstepError | None
+    doubled: frozenset[str]
+    """Objects in whose file a key may occur twice."""
+
+
+def stage(spark: SparkSession, target: StageTarget, jobs: Sequence[StageJob]) -> list[StageResult]:
+    """Stage the windows in parallel and return their results in order. An error of one window is its own."""
+    shares = [tuple(jobs[number::PARTITIONS]) for number in range(min(PARTITIONS, len(jobs)))]
+    frame = spark.range(0, len(shares), 1, len(shares))
+    try:
+        rows = frame.mapInArrow(partial(_task, target, shares), _RESULT).collect()
+    except Exception as error:
+        # Spark's own failures (a lost worker, a restarted server) say nothing about the data.
+        raise Transient(f"Spark could not stage: {type(error).__name__} {str(error)[:300]}") from error
+    return sorted((_result(row, jobs) for row in rows), key=lambda one: one.number)
+
+
+def stage_share(target: StageTarget, jobs: Sequence[StageJob]) -> Iterator[StageResult]:
+    """What one task does: read, check and copy its windows; also what runs where there is no Spark."""
+    with closing(target.connect()) as connection:
+        batch = _Batch(target, connection)
+        for job in jobs:
+            batch.add(job)
+            if batch.size > FLUSH_BYTES:
+                yield from batch.flush()
+        yield from batch.flush()
+
+
+def _task(
+    target: StageTarget, shares: Sequence[Sequence[StageJob]], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    numbers = [number.as_py() for batch in batches for number in batch.column(0)]
+    for number in numbers:
+        for one in stage_share(target, shares[number]):
+            kind = "" if one.error is None else "transient" if isinstance(one.error, Transient) else "terminal"
+            columns = {
+                "number": pa.array([one.number], pa.int32()),
+                "load": pa.array([one.load], pa.int64()),
+                "failure": pa.array([kind]),
+                "message": pa.array([one.error.what if one.error else ""]),
+                "doubled": pa.array([",".join(sorted(one.doubled))]),
+            }
+            yield pa.RecordBatch.from_pydict(columns)
+
+
+def _result(row: Any, jobs: Sequence[StageJob]) -> StageResult:
+    unit = jobs[row["number"] - jobs[0].number].unit
+    doubled = frozenset(name for name in row["doubled"].split(",") if name)
+    error: LockstepError | None = None
+    if row["failure"]:
+        kind = Transient if row["failure"] == "transient" else Terminal
+        error = kind(row["message"], unit=unit)
+    return StageResult(row["number"], row["load"], error, doubled)
+
+
+class _Piece(NamedTuple):
+    """Rows of one file, ready to be copied."""
+
+    object: str
+    columns: tuple[str, ...]
+    rows: pa.Table
+
+
+@dataclass
+class _Loaded:
+    job: StageJob
+    load: int
+    pieces: list[_Piece] = field(default_factory=list)
+    doubled: set[str] = field(default_factory=set)
+    error: LockstepError | None = None
+
+
+class _Batch:
+    """Windows that are read but not yet copied. One COPY per table and header serves all of them."""
+
+    def __init__(self, target: StageTarget, connection: Connection) -> None:
+        self._target = target
+        self._connection = connection
+        self._s3 = _cached(target.open_s3)
+        self._dialect = PostgresDialect()
+        self._loaded: list[_Loaded] = []
+        self.size = 0
+
+    def add(self, job: StageJob) -> None:
+        """Read a window. Small files stay in memory until `flush`; a large one is copied at once."""
+        loaded = _Loaded(job, secrets.randbits(62))
+        self._loaded.append(loaded)
+        try:
+            for file in job.files:
+                self._read(loaded, file)
+        except LockstepError as error:
+            loaded.error = error
+        except (psycopg.Error, BotoCoreError, ClientError, OSError) as error:
+            loaded.error = _known(error, job.unit)
+
+    def flush(self) -> Iterator[StageResult]:
+        """Copy what is in memory. If that fails, copy window by window, so that the fault finds its owner."""
+        whole = [one for one in self._loaded if one.error is None]
+        try:
+            self._copy([piece for one in whole for piece in one.pieces])
+        except psycopg.Error:
+            for one in whole:
+                self._copy_alone(one)
+        for one in self._loaded:
+            yield StageResult(one.job.number, one.load, one.error, frozenset(one.doubled))
+        self._loaded, self.size = [], 0
+
+    def _copy_alone(self, loaded: _Loaded) -> None:
+        try:
+            for piece in loaded.pieces:
+                self._copy([piece])
+        except psycopg.Error as error:
+            loaded.error = _copy_error(error, loaded.job.unit, piece.object)
+
+    def _copy(self, pieces: Sequence[_Piece]) -> None:
+        groups: dict[tuple[str, tuple[str, ...]], list[pa.Table]] = {}
+        for piece in pieces:
+            groups.setdefault((piece.object, piece.columns), []).append(piece.rows)
+        if self._connection.closed:
+            self._connection = self._target.connect()
+        with self._connection.transaction(), self._connection.cursor() as cursor:
+            for (table, columns), tables in groups.items():
+                statement = self._dialect.copy_into(self._target.schema, table, columns)
+                with cursor.copy(statement.encode()) as copy:
+                    for rows in tables:
+                        copy.write(_encoded(rows))
+
+    def _read(self, loaded: _Loaded, file: RawFile) -> None:
+        table = self._target.tables[file.object]
+        if file.bytes > WHOLE_BYTES:
+            self._stream(loaded, file, table)
+            return
+        body = self._s3.get_object(Bucket=self._target.bucket, Key=file.key)["Body"].read()
+        _check_digest(hashlib.sha256(body).hexdigest(), file, loaded.job.unit)
+        rows = _parse(pa.BufferReader(body), file, loaded.job.unit)
+        _check_rows(rows.num_rows, file, loaded.job.unit)
+        _check_key(rows, file, table, loaded.job.unit)
+        if file.type is FileType.UPSERT and _is_doubled(rows, table):
+            loaded.doubled.add(file.object)
+        if rows.num_rows:
+            loaded.pieces.append(_tagged(rows, file, table, loaded.load, 0))
+            self.size += len(body)
+
+    def _stream(self, loaded: _Loaded, file: RawFile, table: Table) -> None:
+        """Bounded memory: to disk with the digest, then block by block into the database."""
+        unit = loaded.job.unit
+        if file.type is FileType.UPSERT:
+            loaded.doubled.add(file.object)  # a set of all keys would not be bounded; the sink looks itself
+        with tempfile.TemporaryFile() as disk:
+            digest = hashlib.sha256()
+            for chunk in self._s3.get_object(Bucket=self._target.bucket, Key=file.key)["Body"].iter_chunks(CHUNK_BYTES):
+                digest.update(chunk)
+                disk.write(chunk)
+            _check_digest(digest.hexdigest(), file, unit)
+            disk.seek(0)
+            done = 0
+            for batch in _blocks(disk, file, unit):
+                rows = pa.Table.from_batches([batch])
+                _check_key(rows, file, table, unit)
+                try:
+                    self._copy([_tagged(rows, file, table, loaded.load, done)])
+                except psycopg.Error as error:
+                    raise _copy_error(error, unit, file.object) from None
+                done += rows.num_rows
+        _check_rows(done, file, unit)
+
+
+def _parse(source: Any, file: RawFile, unit: str) -> pa.Table:
+    try:
+        rows = csv.read_csv(source, *_options(file))
+    except pa.ArrowException as error:
+        raise _unreadable(error, file, unit) from None
+    _check_header(rows.column_names, file, unit)
+    return rows
+
+
+def _blocks(source: Any, file: RawFile, unit: str) -> Iterator[pa.RecordBatch]:
+    try:
+        reader = csv.open_csv(source, *_options(file))
+        _check_header(reader.schema.names, file, unit)
+        yield from reader
+    except pa.ArrowException as error:
+        raise _unreadable(error, file, unit) from None
+
+
+def _options(file: RawFile) -> tuple[csv.ReadOptions, csv.ParseOptions, csv.ConvertOptions]:
+    """Everything as text: an unquoted nothing is NULL, a quoted nothing is the empty string."""
+    return (
+        csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+        csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+        csv.ConvertOptions(
+            column_types=dict.fromkeys(file.columns, pa.string()),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )
+
+
+def _tagged(rows: pa.Table, file: RawFile, table: Table, load: int, before: int) -> _Piece:
+    """The rows with their tags in front, in the order in which COPY names the columns."""
+    columns = table.key if file.type is FileType.DELETE else file.columns
+    deleted = pa.nulls(rows.num_rows, pa.string())
+    if file.type is FileType.DELETE and DELETED_DATE in rows.column_names:
+        deleted = _typed(rows.column(DELETED_DATE), ColumnType.TIMESTAMP)
+    kind = DELETE if file.type is FileType.DELETE else UPSERT
+    known = table.by_name
+    tags = {
+        LOAD: pa.repeat(pa.scalar(load, pa.int64()), rows.num_rows),
+        KIND: pa.repeat(pa.scalar(kind), rows.num_rows),
+        ROW: pa.array(range(before, before + rows.num_rows), pa.int64()),
+        DELETED: deleted,
+    }
+    data = {name: _typed(rows.column(name), known[name].type) for name in columns}
+    return _Piece(file.object, tuple(columns), pa.table({**tags, **data}))
+
+
+def _typed(column: pa.ChunkedArray, kind: ColumnType) -> pa.ChunkedArray:
+    """A quoted nothing is a value only where text is held; no date or number is empty."""
+    if kind is ColumnType.TEXT:
+        return column
+    return pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+
+
+def _encoded(rows: pa.Table) -> memoryview:
+    sink = io.BytesIO()
+    csv.write_csv(rows, sink, csv.WriteOptions(include_header=False, quoting_style="needed"))
+    return sink.getbuffer()
+
+
+def _is_doubled(rows: pa.Table, table: Table) -> bool:
+    if len(table.key) == 1:
+        return bool(pc.count_distinct(rows.column(table.key[0])).as_py() != rows.num_rows)
+    return bool(rows.group_by(list(table.key)).aggregate([]).num_rows != rows.num_rows)
+
+
+def _check_digest(found: str, file: RawFile, unit: str) -> None:
+    if found != file.sha256:
+        raise Terminal(
+            f"{file.key} is not what the manifest says: its sha256 differs.",
+            unit=unit,
+            next_step="produce the window again.",
+        )
+
+
+def _check_header(found: Sequence[str], file: RawFile, unit: str) -> None:
+    if tuple(found) != file.columns:
+        raise Terminal(f"{file.key} has another header than the manifest says.", unit=unit)
+
+
+def _check_rows(found: int, file: RawFile, unit: str) -> None:
+    if found != file.rows:
+        raise Terminal(f"{file.key} has {found} rows, the manifest says {file.rows}.", unit=unit)
+
+
+def _check_key(rows: pa.Table, file: RawFile, table: Table, unit: str) -> None:
+    for name in table.key:
+        if name not in rows.column_names:
+            raise Terminal(f"{file.key} has no column {name}, which identifies its rows.", unit=unit)
+        if rows.column(name).null_count:
+            raise Terminal(f"{file.key} has a row without {name}, which identifies it.", unit=unit)
+
+
+def _unreadable(error: pa.ArrowException, file: RawFile, unit: str) -> Terminal:
+    shape = _ROW_SHAPE.search(str(error))  # the rest of Arrow's message quotes the row
+    detail = (
+        shape[0] if shape else "not UTF-8 text" if "UTF8" in str(error) else "not a table of comma-separated values"
+    )
+    return Terminal(
+        f"{file.key} cannot be read: {detail}.", unit=unit, next_step="look at the file; nothing was applied."
+    )
+
+
+def _copy_error(error: psycopg.Error, unit: str, table: str) -> LockstepError:
+    """The database's refusal with its place in the file, without the value."""
+    known = as_lockstep_error(error)
+    if isinstance(known, Transient):
+        return known
+    place = _CONTEXT.search(error.diag.context or "")
+    where = f"row {place['line']}" + (f", column {place['column']}" if place["column"] else "") if place else "a row"
+    words = (error.diag.message_primary or type(error).__name__).split(":")[0]
+    return Terminal(f"{table}, {where}: {words} [{error.sqlstate}].", unit=unit)
+
+
+def _known(error: Exception, unit: str) -> LockstepError:
+    if isinstance(error, psycopg.Error):
+        return as_lockstep_error(error, unit=unit)
+    if isinstance(error, ClientError):
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        if code in ("NoSuchKey", "404"):
+            return Terminal("a file of the window is missing in the bucket.", unit=unit, next_step="produce it again.")
+    return Transient(f"reading raw files failed: {type(error).__name__}", unit=unit)
+
+
+# A Python worker of Spark serves many tasks; building a client costs more than a small window.
+_clients: dict[Any, Any] = {}
+
+
+def _cached(factory: Callable[[], Any]) -> Any:
+    key: Any = factory
+    if isinstance(factory, partial):
+        key = (factory.func, factory.args, tuple(sorted(factory.keywords.items())))
+    if key not in _clients:
+        _clients[key] = factory()
+    return _clients[key]

@@ -1,0 +1,441 @@
+"""The sink's side of windows: lanes with fences, the one transaction of a window, the ledger of applied ones, audit.
+
+What belongs here: SQL on schema `windows` of the warehouse, each write conditional on the fence. What does not: the
+queue in DynamoDB (ledger.py), the order of work (worker.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from lockstep.kernel.crash import crash_point
+from lockstep.kernel.errors import LostClaim, Terminal, Transient
+from lockstep.kernel.lease import Lease
+from lockstep.kernel.postgres import Connection, transaction, translated
+from lockstep.warehouse.dialect import DELETE, UPSERT, Change, quoted
+from lockstep.warehouse.postgres import PostgresDialect
+from lockstep.windows.model import Window, WindowKind
+
+_LANE = """
+SELECT epoch, watermark, fence, owner, lease_until, opened_by,
+       owner IS NOT NULL AND lease_until > clock_timestamp()
+  FROM windows.apply_control WHERE vault = %(vault)s"""
+_OPEN = """
+INSERT INTO windows.apply_control (vault, epoch, watermark, opened_by)
+VALUES (%(vault)s, %(epoch)s, %(watermark)s, %(opened_by)s) ON CONFLICT (vault) DO NOTHING RETURNING vault"""
+# The locks are those of kernel.lease: a guarded transaction holds FOR KEY SHARE, with which a heartbeat is compatible
+# and a takeover is not, so a fence cannot move under a window and a long window cannot starve its own heartbeat.
+_CLAIM = """
+WITH free AS (
+    SELECT vault FROM windows.apply_control
+     WHERE vault = %(vault)s AND (owner IS NULL OR lease_until <= clock_timestamp())
+       FOR UPDATE SKIP LOCKED)
+UPDATE windows.apply_control AS held
+   SET owner = %(owner)s, fence = held.fence + 1, updated_at = clock_timestamp(),
+       lease_until = clock_timestamp() + make_interval(secs => %(ttl)s)
+  FROM free WHERE held.vault = free.vault
+RETURNING held.fence, held.epoch, held.watermark, held.lease_until"""
+_RENEW = """
+UPDATE windows.apply_control SET lease_until = clock_timestamp() + make_interval(secs => %(ttl)s)
+ WHERE vault = %(vault)s AND owner = %(owner)s AND fence = %(fence)s RETURNING lease_until"""
+_RELEASE = """
+UPDATE windows.apply_control SET owner = NULL, lease_until = NULL
+ WHERE vault = %(vault)s AND owner = %(owner)s AND fence = %(fence)s"""
+_GUARD = """
+SELECT 1 FROM windows.apply_control
+ WHERE vault = %(vault)s AND owner = %(owner)s AND fence = %(fence)s AND epoch = %(epoch)s
+   FOR KEY SHARE"""
+_RECORD = """
+INSERT INTO windows.applied_window
+       (vault, epoch, kind, start, stop, load_id, fence, rows, counts, sha256)
+VALUES (%(vault)s, %(epoch)s, %(kind)s, %(start)s, %(stop)s, %(load_id)s, %(fence)s, %(rows)s, %(counts)s,
+        %(sha256)s) RETURNING applied_at"""
+_ADVANCE = """
+UPDATE windows.apply_control SET watermark = %(stop)s, updated_at = clock_timestamp()
+ WHERE vault = %(vault)s AND watermark = %(start)s AND fence = %(fence)s AND epoch = %(epoch)s"""
+_REBASE = """
+UPDATE windows.apply_control
+   SET watermark = %(stop)s, epoch = %(new_epoch)s, opened_by = %(opened_by)s, updated_at = clock_timestamp()
+ WHERE vault = %(vault)s AND fence = %(fence)s AND epoch = %(epoch)s"""
+_COLUMNS = "vault, epoch, kind, start, stop, load_id, fence, rows, counts, sha256, applied_at"
+_FIND = f"SELECT {_COLUMNS} FROM windows.applied_window WHERE vault = %s AND load_id = %s"  # noqa: S608
+_HISTORY = f"""
+SELECT {_COLUMNS} FROM windows.applied_window
+ WHERE vault = %(vault)s AND epoch = coalesce(%(epoch)s, epoch) AND kind = ANY(%(kinds)s)
+   AND stop > coalesce(%(after)s, '-infinity'::timestamptz) AND stop <= coalesce(%(until)s, 'infinity'::timestamptz)
+ ORDER BY epoch, stop"""  # noqa: S608
+_AUDIT = """
+INSERT INTO windows.audit (actor, action, vault, stop, reason, detail)
+VALUES (%(actor)s, %(action)s, %(vault)s, %(stop)s, %(reason)s, %(detail)s)"""
+_AUDITS = """
+SELECT at, actor, action, stop, reason FROM windows.audit WHERE vault = %s ORDER BY id DESC LIMIT %s"""
+
+BEGINNING = datetime(2000, 1, 1, tzinfo=UTC)
+"""Where every full archive starts; a lane there waits for its first full load."""
+
+CHAIN = (WindowKind.INCREMENTAL.value, "gap")
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A vault's lane as the sink has it."""
+
+    vault: str
+    epoch: int
+    watermark: datetime
+    fence: int
+    owner: str | None
+    lease_until: datetime | None
+    opened_by: str
+    is_held: bool
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the lane stands after its full load, or began without one."""
+        return self.watermark > BEGINNING
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A lane held: every write of its holder carries the fence and the epoch in its condition."""
+
+    lease: Lease
+    epoch: int
+    watermark: datetime
+
+    @property
+    def vault(self) -> str:
+        """The vault of the lane."""
+        return self.lease.lane
+
+    @property
+    def fence(self) -> int:
+        """The number that rises with every claim."""
+        return self.lease.fence
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A window whose rows wait in staging under `load`, whole and counted."""
+
+    window: Window
+    load: int
+    sha256: str
+    changes: tuple[Change, ...]
+    schema: str
+
+    def load_id(self, fence: int) -> str:
+        """The name of this attempt in the ledger."""
+        return f"{self.window.stoptime}-{fence}-{self.load:x}"
+
+
+@dataclass(frozen=True)
+class Applied:
+    """One row of the ledger: a window that the warehouse holds."""
+
+    vault: str
+    epoch: int
+    kind: str
+    start: datetime
+    stop: datetime
+    load_id: str
+    fence: int
+    rows: int
+    counts: Mapping[str, Mapping[str, int]] = field(hash=False)
+    sha256: str
+    applied_at: datetime
+
+
+class WindowStore:
+    """Lanes and ledger in the warehouse. Thread-safe; reopens its connection when it breaks.
+
+    Windows are applied on a connection that the worker brings, so that a heartbeat never waits for data.
+    """
+
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        self._connect = connect
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+        self._dialect = PostgresDialect()
+
+    def lane(self, vault: str) -> Lane | None:
+        """The lane, or None if the vault was never opened."""
+        found = self._run(_LANE, {"vault": vault})
+        return Lane(vault, *found[0]) if found else None
+
+    def open_lane(self, vault: str, epoch: int, watermark: datetime, opened_by: str) -> bool:
+        """Begin a vault's chain at `watermark`. False if it has begun already; it is then left alone."""
+        values = {"vault": vault, "epoch": epoch, "watermark": watermark, "opened_by": opened_by}
+        return bool(self._run(_OPEN, values))
+
+    def claim(self, vault: str, owner: str, ttl: float) -> Claim | None:
+        """Take the lane if it is free or its lease ran out by the database's clock; each claim raises the fence."""
+        found = self._run(_CLAIM, {"vault": vault, "owner": owner, "ttl": ttl})
+        if not found:
+            return None
+        fence, epoch, watermark, until = found[0]
+        return Claim(Lease(vault, owner, int(fence), ttl, until), int(epoch), watermark)
+
+    def renew(self, lease: Lease) -> Lease:
+        """Extend a lease; `LostClaim` if a newer fence exists. The kernel's `Heartbeat` calls this."""
+        found = self._run(_RENEW, {"vault": lease.lane, "owner": lease.owner, "fence": lease.fence, "ttl": lease.ttl})
+        if not found:
+            raise _lost(lease.lane, lease.fence)
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """Give the lane back. A lane that a newer fence holds is left alone."""
+        self._run(_RELEASE, {"vault": lease.lane, "owner": lease.owner, "fence": lease.fence})
+
+    def apply(self, connection: Connection, claim: Claim, staged: Staged, schema: str) -> Applied:
+        """Apply one window in one transaction: deletes, upserts, ledger row, watermark.
+
+        Raises:
+            LostClaim: The fence, the epoch or the watermark is not what the claim says; nothing was written.
+            Terminal: The data cannot be applied; nothing was written.
+            Transient: The outcome is unknown; `find` tells it.
+        """
+        window = staged.window
+        values = self._values(claim, staged)
+        with translated("applying", unit=str(window)):
+            with transaction(connection, what=f"applying {window}"):
+                self._guard(connection, claim)
+                crash_point("windows.apply.after_guard")
+                counts = self._move(connection, staged, schema)
+                values |= {"counts": Jsonb(counts), "rows": _changed(counts)}
+                values["applied_at"] = _record(connection, values)
+                if connection.execute(_ADVANCE, values).rowcount != 1:
+                    raise _lost(claim.vault, claim.fence)
+                crash_point("windows.apply.before_commit")
+            crash_point("windows.apply.after_commit")
+        return self._applied(values, counts)
+
+    def append(self, connection: Connection, claim: Claim, staged: Staged, schema: str) -> Applied:
+        """Apply a log archive: keyed rows and a ledger row in one transaction, the watermark untouched."""
+        values = self._values(claim, staged)
+        with translated("appending", unit=str(staged.window)), transaction(connection):
+            self._guard(connection, claim)
+            counts = self._move(connection, staged, schema)
+            values |= {"counts": Jsonb(counts), "rows": _changed(counts)}
+            values["applied_at"] = _record(connection, values)
+        return self._applied(values, counts)
+
+    def fill(self, connection: Connection, staged: Staged, schema: str) -> dict[str, dict[str, int]]:
+        """Move a staged full load into tables that nobody reads yet."""
+        with translated("filling", unit=str(staged.window)), transaction(connection):
+            return self._move(connection, staged, schema)
+
+    def swap(
+        self,
+        connection: Connection,
+        claim: Claim,
+        staged: Staged,
+        counts: Mapping[str, Any],
+        names: tuple[str, str, str],
+    ) -> Applied:
+        """Put the new tables in place of the old ones and set epoch and watermark, in one transaction.
+
+        Args:
+            connection: The worker's connection.
+            claim: The lane; its fence and epoch are the condition.
+            staged: The full load.
+            counts: What `fill` moved.
+            names: The schemas: new tables, live tables, where the live ones go.
+        """
+        fresh, live, old = names
+        values = self._values(claim, staged)
+        has_history = bool(self.history(claim.vault, kinds=("full", *CHAIN)))
+        values |= {"new_epoch": claim.epoch + has_history, "opened_by": f"full load {staged.window.stoptime}"}
+        values |= {"counts": Jsonb(dict(counts)), "rows": _changed(counts)}
+        with translated("swapping", unit=str(staged.window)), transaction(connection):
+            self._guard(connection, claim)
+            if connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (live,)).rowcount:
+                connection.execute(f"ALTER SCHEMA {quoted(live)} RENAME TO {quoted(old)}".encode())
+            connection.execute(f"ALTER SCHEMA {quoted(fresh)} RENAME TO {quoted(live)}".encode())
+            values["applied_at"] = _record(connection, values | {"epoch": values["new_epoch"]})
+            if connection.execute(_REBASE, values).rowcount != 1:
+                raise _lost(claim.vault, claim.fence)
+            crash_point("windows.swap.before_commit")
+        crash_point("windows.swap.after_commit")
+        return self._applied(values | {"epoch": values["new_epoch"]}, counts)
+
+    def find(self, vault: str, load_id: str) -> Applied | None:
+        """The ledger row that one attempt wrote, or None: what really happened when an answer was lost."""
+        found = self._run(_FIND, (vault, load_id))
+        return Applied(*found[0]) if found else None
+
+    def history(
+        self,
+        vault: str,
+        *,
+        epoch: int | None = None,
+        after: datetime | None = None,
+        until: datetime | None = None,
+        kinds: Sequence[str] = CHAIN,
+    ) -> list[Applied]:
+        """Applied windows in order; of one epoch, or of all."""
+        values = {"vault": vault, "epoch": epoch, "after": after, "until": until, "kinds": list(kinds)}
+        return [Applied(*row) for row in self._run(_HISTORY, values)]
+
+    def skip(self, claim: Claim, window_start: datetime, stop: datetime) -> None:
+        """Move the watermark over a hole that a person accepted; the ledger keeps the hole as a `gap`."""
+        values: dict[str, Any] = {
+            "vault": claim.vault,
+            "epoch": claim.epoch,
+            "fence": claim.fence,
+            "kind": "gap",
+            "start": window_start,
+            "stop": stop,
+            "load_id": f"gap-{claim.fence}",
+            "rows": 0,
+            "counts": Jsonb({}),
+            "sha256": "",
+        }
+        connection = self._connect()
+        with connection, transaction(connection, what="skipping"):
+            self._guard(connection, claim)
+            _record(connection, values)
+            if connection.execute(_ADVANCE, values).rowcount != 1:
+                raise _lost(claim.vault, claim.fence)
+
+    def rewind(self, claim: Claim, watermark: datetime, opened_by: str) -> int:
+        """Open a new epoch at an earlier watermark, so that windows are applied again. Returns the epoch."""
+        values = {
+            "vault": claim.vault,
+            "fence": claim.fence,
+            "epoch": claim.epoch,
+            "new_epoch": claim.epoch + 1,
+            "stop": watermark,
+            "opened_by": opened_by,
+        }
+        self._run(_REBASE, values)
+        lane = self.lane(claim.vault)
+        if lane is None or lane.epoch != claim.epoch + 1:
+            raise _lost(claim.vault, claim.fence)
+        return lane.epoch
+
+    def audit(
+        self,
+        action: str,
+        vault: str,
+        *,
+        actor: str,
+        reason: str = "",
+        stop: datetime | None = None,
+        detail: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write down who did what and why. Rows are only ever added."""
+        values = {"action": action, "vault": vault, "actor": actor, "reason": reason, "stop": stop}
+        self._run(_AUDIT, values | {"detail": Jsonb(dict(detail or {}))})
+
+    def audits(self, vault: str, limit: int = 20) -> list[tuple[Any, ...]]:
+        """The newest audit rows: when, who, what, stop, why."""
+        return self._run(_AUDITS, (vault, limit))
+
+    def close(self) -> None:
+        """Close the connection; the next call opens one."""
+        with self._lock:
+            self._drop()
+
+    def _values(self, claim: Claim, staged: Staged) -> dict[str, Any]:
+        window = staged.window
+        return {
+            "vault": claim.vault,
+            "epoch": claim.epoch,
+            "fence": claim.fence,
+            "kind": window.kind.value,
+            "start": window.start,
+            "stop": window.stop,
+            "load_id": staged.load_id(claim.fence),
+            "sha256": staged.sha256,
+        }
+
+    def _guard(self, connection: Connection, claim: Claim) -> None:
+        lease = claim.lease
+        values = {"vault": lease.lane, "owner": lease.owner, "fence": lease.fence, "epoch": claim.epoch}
+        if connection.execute(_GUARD, values).fetchone() is None:
+            raise _lost(claim.vault, claim.fence)
+
+    def _move(self, connection: Connection, staged: Staged, schema: str) -> dict[str, dict[str, int]]:
+        """Check what is staged against the manifest, then delete and upsert table by table, in one fixed order."""
+        changes = sorted((one for one in staged.changes if one.upserts or one.deletes), key=lambda one: one.table.name)
+        if not changes:
+            return {}
+        load = {"load": staged.load}
+        _check_counts(
+            staged.window,
+            changes,
+            connection.execute(self._dialect.count_staged(staged.schema, changes).encode(), load).fetchall(),
+        )
+        counts: dict[str, dict[str, int]] = {}
+        for change in changes:
+            done = counts.setdefault(change.table.name, {"upserts": change.upserts, "deletes": change.deletes})
+            if change.deletes:
+                step = self._dialect.delete(schema, staged.schema, change)
+                done["deleted"] = connection.execute(step.sql.encode(), load).rowcount
+        crash_point("windows.apply.after_deletes")
+        for change in changes:
+            if change.upserts:
+                step = self._dialect.upsert(schema, staged.schema, change)
+                counts[change.table.name]["upserted"] = connection.execute(step.sql.encode(), load).rowcount
+        return counts
+
+    def _applied(self, values: Mapping[str, Any], counts: Mapping[str, Any]) -> Applied:
+        plain = {name: values[name] for name in ("vault", "epoch", "kind", "start", "stop", "load_id", "fence", "rows")}
+        return Applied(**plain, counts=counts, sha256=values["sha256"], applied_at=values["applied_at"])
+
+    def _run(self, statement: str, parameters: Any) -> list[Any]:
+        with self._lock:
+            try:
+                with translated("ledger call"):
+                    if self._connection is None or self._connection.closed:
+                        self._connection = self._connect()
+                    cursor = self._connection.execute(statement.encode(), parameters)
+                    return cursor.fetchall() if cursor.description else []
+            except Transient:
+                self._drop()  # the next call starts on a fresh connection
+                raise
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+
+def _changed(counts: Mapping[str, Mapping[str, int]]) -> int:
+    """Rows that a window really changed; `upserts` and `deletes` beside them are what the manifest announced."""
+    return sum(one.get("upserted", 0) + one.get("deleted", 0) for one in counts.values())
+
+
+def _record(connection: Connection, values: Mapping[str, Any]) -> datetime:
+    row = connection.execute(_RECORD, values).fetchone()
+    assert row is not None  # noqa: S101  # RETURNING of one inserted row
+    recorded: datetime = row[0]
+    return recorded
+
+
+def _check_counts(window: Window, changes: Sequence[Change], found: Sequence[tuple[int, Any, int]]) -> None:
+    staged = {(index, kind.decode() if isinstance(kind, bytes) else kind): count for index, kind, count in found}
+    for index, change in enumerate(changes):
+        for kind, wanted in ((UPSERT, change.upserts), (DELETE, change.deletes)):
+            present = staged.get((index, kind), 0)
+            if present != wanted:
+                raise Terminal(
+                    f"{change.table.name}: {present} rows are staged, the manifest says {wanted}.",
+                    unit=str(window),
+                    next_step="retry the window; if it repeats, produce it again.",
+                )
+
+
+def _lost(vault: str, fence: int) -> LostClaim:
+    return LostClaim(
+        f"fence {fence} no longer holds the lane at this watermark.",
+        unit=vault,
+        next_step="stop; the newer owner continues from the data.",
+    )
