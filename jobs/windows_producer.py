@@ -58,5 +58,6 @@ def produce_request(vault: str, occasion: str) -> dg.RunRequest:
 
 
 produce_job = build_produce_job(settings().vault_ids)
+
 jobs = [produce_job]
 schedules = [build_produce_schedule(settings().vault_ids, produce_job)]
