@@ -63,7 +63,10 @@ class Table:
 
 
 # Keys other than `id`; the vendor documents them by name.
-_KEYS: Mapping[str, tuple[str, ...]] = {"picklist__sys": ("object", "object_field", "picklist_value_name")}
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "picklist__sys": ("object", "object_field", "picklist_value_name"),
+    "metadata": ("extract", "column_name"),
+}
 
 
 def key_of(object_name: str) -> tuple[str, ...]:

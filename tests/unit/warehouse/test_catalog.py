@@ -80,7 +80,8 @@ def test_two_long_names_that_begin_alike_stay_two_tables():
     assert short_name("study__v", 63) == "study__v"
 
 
-def test_picklists_have_a_key_of_three_columns():
+def test_picklists_and_metadata_have_keys_of_several_columns():
+    assert key_of("metadata") == ("extract", "column_name")
     assert key_of("picklist__sys") == ("object", "object_field", "picklist_value_name")
     assert key_of("study__v") == ("id",)
 
