@@ -81,9 +81,9 @@ def transactional_writer(place: Place, rows: int) -> Pair:
 
 
 def metadata_cleaner(place: Place, rows: int) -> Pair:
-    """Fast metadata cleaner, against DELETE and INSERT into one table that holds nine such days more."""
+    """Fast metadata cleaner, against DELETE and INSERT into one table that holds two such days more."""
     first = date(2026, 1, 1)
-    days = [first + timedelta(days=n) for n in range(10)]
+    days = [first + timedelta(days=n) for n in range(3)]
     place.connection.execute("CREATE TABLE page_shape (n int, day date NOT NULL)")
     place.connection.execute("CREATE TABLE plain_pages (n int, day date NOT NULL)")
     dataset = cleaner.Dataset("public", "pages", "page_shape", "day", DAY)

@@ -213,7 +213,6 @@ class StageTask:
     def _answer(self, receipt: Receipt) -> Any:
         import pyarrow as pa  # noqa: PLC0415
 
-        crash_point("transactional.task.staged")
         signed = receipt.checksum - 2**64 if receipt.checksum >= 2**63 else receipt.checksum
         values = (receipt.partition, receipt.attempt, receipt.rows, signed)
         types = (pa.int32(), pa.int64(), pa.int64(), pa.int64())

@@ -174,12 +174,16 @@ def test_delta_units_are_renewed_cleaned_and_frozen(spark: Any, bucket: str):
     go(MONDAY + week, 4)
     with pytest.raises(Refused, match="quota"):
         go(MONDAY + week * 2, 1)
+    with pytest.raises(CrashInjected), armed("cleaner.delta.marked_frozen", "raise"):
+        freeze_delta(spark, table, before=MONDAY + week * 2, into=MONTH, run="f")
     made = freeze_delta(spark, table, before=MONDAY + week * 2, into=MONTH, run="f")
     assert made == [Unit("20231106", MONDAY, MONDAY + week * 2, True)]
     assert found() == {MONDAY: 2, MONDAY + week: 4}
     with pytest.raises(Refused, match="frozen"):
         go(MONDAY, 1, run="late")
     go(MONDAY + week * 2, 6)
+    with pytest.raises(CrashInjected), armed("cleaner.delta.before_clean", "raise"):
+        clean_delta(spark, table, MONDAY + week * 2, run="c")
     assert clean_delta(spark, table, MONDAY + week * 2, run="c") == 6
     newest = delta.history(spark, table.path, limit=1)[0]
     assert (newest.operation, newest.metrics["numCopiedRows"], newest.metrics["numAddedFiles"]) == ("DELETE", "0", "0")

@@ -179,10 +179,15 @@ def test_spark_rows_of_every_type_arrive_exactly(spark: Any, connection: Connect
     schema = "n BIGINT, t STRING, d DATE, at TIMESTAMP, yes BOOLEAN, price DECIMAL(9,2), x DOUBLE"
     frame = spark.createDataFrame(data, schema).repartition(2)
     key = Key("kinds", "all")
+    for point in ("transactional.stage.created", "transactional.driver.staged"):
+        with pytest.raises(CrashInjected), armed(point, "raise"):
+            write(frame, dsn, ("public", "kinds"), key, run="r1", how=append(), ids=SystemIds())
+    assert sweep(connection, created_before=datetime.now(UTC) + timedelta(hours=1)) == 2
     first = write(frame, dsn, ("public", "kinds"), key, run="r1", how=append(), ids=SystemIds())
     assert (first.rows, first.already) == (3, False)
     found = connection.execute("SELECT * FROM kinds ORDER BY n NULLS LAST").fetchall()
-    assert str(found) == str(data)
+    in_utc = [tuple(v.astimezone(UTC) if isinstance(v, datetime) else v for v in row) for row in found]
+    assert str(in_utc) == str(data)  # as text, because NaN does not equal itself
     # Another run with the same rows, split otherwise, is recognised; the same run does not even stage.
     again = write(frame.coalesce(1), dsn, ("public", "kinds"), key, run="r2", how=append(), ids=SystemIds())
     assert again == first._replace(already=True)
@@ -292,9 +297,6 @@ def test_delta_applies_a_key_once_and_never_ignores_a_replay_in_silence(spark: A
         with dies_at(point):
             go(1, 3, "a")
     assert go(1, 3, "a") == transactional.Outcome(3, "a", already=True)
-    spark.sql(f"DELETE FROM {delta.quoted(path)} WHERE id = 0").collect()  # noqa: S608
-    spark.sql(f"RESTORE TABLE {delta.quoted(path)} TO VERSION AS OF 0").collect()
-    assert go(1, 3, "a").already  # the restore kept the rows
     assert not go(2, 4, "b").already
     spark.sql(f"RESTORE TABLE {delta.quoted(path)} TO VERSION AS OF 0").collect()
     with pytest.raises(RestoredAway, match="raise the generation"):
