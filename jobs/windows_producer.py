@@ -11,8 +11,10 @@ from collections.abc import Sequence
 import dagster as dg
 
 from lockstep.kernel.settings import settings
+from lockstep.vaults.registry import VaultRegistry
 from lockstep.windows.producer import VAULT_TAG
 from platform_assets.windows_source import raw_windows_key
+from resources.databases import PostgresResource
 
 JOB = "windows_produce_job"
 # The vendor publishes a window 15 minutes after it stops, that is at :00, :15, :30 and :45; five minutes are our lag.
@@ -30,7 +32,7 @@ def build_produce_job(vaults: Sequence[str]) -> dg.UnresolvedAssetJobDefinition:
 
 
 def build_produce_schedule(vaults: Sequence[str], job: dg.UnresolvedAssetJobDefinition) -> dg.ScheduleDefinition:
-    """Every quarter of an hour and a little later, one run per vault."""
+    """Every quarter of an hour and a little later, one run per registered vault."""
 
     @dg.schedule(
         name="windows_produce_schedule",
@@ -40,9 +42,16 @@ def build_produce_schedule(vaults: Sequence[str], job: dg.UnresolvedAssetJobDefi
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description="Asks every vault for what it published since the last row of its chain.",
     )
-    def windows_produce_schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest]:
+    def windows_produce_schedule(
+        context: dg.ScheduleEvaluationContext, postgres: PostgresResource
+    ) -> list[dg.RunRequest] | dg.SkipReason:
+        with postgres.connect() as connection:
+            registered = {vault.id for vault in VaultRegistry(connection).vaults()}
+        wanted = [vault for vault in vaults if vault in registered]
+        if not wanted:
+            return dg.SkipReason("no vault is registered: see `lockstep vaults add --help`")
         moment = f"{context.scheduled_execution_time:%Y%m%d%H%M}"
-        return [produce_request(vault, f"schedule:{moment}") for vault in vaults]
+        return [produce_request(vault, f"schedule:{moment}") for vault in wanted]
 
     return windows_produce_schedule
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from jobs.windows_producer import build_produce_job
+from jobs.windows_producer import build_produce_job, build_produce_schedule
 from lockstep.kernel.errors import InvalidInput
 from lockstep.kernel.postgres import connect
 from lockstep.vaults.registry import VaultRegistry
@@ -93,3 +94,19 @@ def _swept() -> list[dg.RunRequest]:
     found = sensor.evaluate_tick(context).run_requests
     assert all(request.asset_selection == [raw_windows_key(VAULT)] for request in found or [])
     return list(found or [])
+
+
+def test_the_schedule_asks_for_registered_vaults_only_and_once_per_tick(registry: VaultRegistry):
+    """Guards against red runs of a vault that nobody has set up yet."""
+    schedule = build_produce_schedule([VAULT, "nobody"], build_produce_job([VAULT, "nobody"]))
+    postgres = PostgresResource(dsn=os.environ["LOCKSTEP_POSTGRES_DSN"])
+
+    def tick() -> list[str | None]:
+        moment = datetime(2026, 1, 1, 12, 5, tzinfo=UTC)
+        with dg.build_schedule_context(scheduled_execution_time=moment, resources={"postgres": postgres}) as context:
+            found = schedule(context)
+        return [request.run_key for request in found] if isinstance(found, list) else []
+
+    assert tick() == []
+    registry.add(VAULT, "https://one.example.com", actor="test")
+    assert tick() == tick() == [f"produce:{VAULT}:schedule:202601011205"]

@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from jobs.lanes import lane_pools
-from jobs.windows_producer import CRON, build_produce_job, build_produce_schedule
+from jobs.windows_producer import build_produce_job, build_produce_schedule, produce_request
 from lockstep.windows.model import Gap
 from platform_assets.windows_source import build_vault_source_assets, raw_windows_key, source_key
 from resources.assembly import build_resources
@@ -48,20 +48,14 @@ def test_two_runs_of_one_producer_wait_for_each_other_and_vaults_do_not(definiti
     assert lane_pools(definitions) == ["produce_vault_1000020", "produce_vault_my_vault"]
 
 
-def test_the_schedule_asks_for_one_run_per_vault_and_only_once_per_tick(definitions: dg.Definitions):
+def test_a_run_is_asked_for_once_per_vault_and_occasion():
     """Guards isolation: a vault that hangs holds up its own run and no other."""
-    schedule = definitions.get_schedule_def("windows_produce_schedule")
-    assert schedule.cron_schedule == CRON
-    with dg.build_schedule_context(
-        scheduled_execution_time=NOW, repository_def=definitions.get_repository_def()
-    ) as context:
-        ticks = [schedule.evaluate_tick(context).run_requests for _ in range(2)]
-    assert [request.run_key for request in ticks[0] or []] == [
+    requests = [produce_request(vault, "schedule:202601011200") for vault in VAULTS]
+    assert [request.run_key for request in requests] == [
         "produce:1000020:schedule:202601011200",
         "produce:my-vault:schedule:202601011200",
     ]
-    assert [request.run_key for request in ticks[0] or []] == [request.run_key for request in ticks[1] or []]
-    assert [request.asset_selection for request in ticks[0] or []] == [[raw_windows_key(vault)] for vault in VAULTS]
+    assert [request.asset_selection for request in requests] == [[raw_windows_key(vault)] for vault in VAULTS]
 
 
 @pytest.mark.parametrize(
