@@ -21,6 +21,7 @@ from rich.table import Table
 
 # The parts in the order they run; each is a module bench.<name> with `run(context: Context) -> Result`.
 PARTS: tuple[str, ...] = ("idempotency", "windows", "exports")
+PARTS: tuple[str, ...] = ("readiness",)
 
 
 @dataclass(frozen=True)

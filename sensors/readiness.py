@@ -15,13 +15,13 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from lockstep.kernel.errors import Transient
 from lockstep.readiness import stream
-from lockstep.readiness.model import Execution, RunStatus
+from lockstep.readiness.model import Execution, Plan, Readiness, RunStatus
 from lockstep.readiness.store import Marker
 from lockstep.readiness.worker import Report
 from platform_assets.readiness import asset_name, check_results, describe, partition_of, plans
 from resources.readiness_plane import ReadinessResource
 
-MAX_EVENTS = 100
+MAX_CHECK_EVENTS = 200  # each costs a write; outcomes are never left out
 SWEPT_PER_TICK = 25
 
 _PLANS = {plan.pipeline: plan for plan in plans}
@@ -51,7 +51,7 @@ def readiness_sensor(context: dg.SensorEvaluationContext, readiness: ReadinessRe
     words = (
         f"{report.looked_at} looked at, {report.opened} opened, {report.stepped} stepped, {report.left_over} left over"
     )
-    return dg.SensorResult(skip_reason=words, cursor=json.dumps(place), asset_events=list(_events(report))[:MAX_EVENTS])
+    return dg.SensorResult(skip_reason=words, cursor=json.dumps(place), asset_events=_events(report))
 
 
 def _read_cursor(cursor: str | None) -> dict[str, Any]:
@@ -89,23 +89,31 @@ def _latest(markers: list[Marker]) -> list[Marker]:
     return list({(marker.key, marker.source): marker for marker in markers}.values())
 
 
-def _events(report: Report) -> Iterator[Event]:
+def _events(report: Report) -> list[Event]:
+    """Every outcome, and the traits of what has a new verdict."""
+    outcomes: list[Event] = []
+    answers: list[Event] = []
     for before, after in report.moved:
         plan = _PLANS.get(after.key.pipeline)
         if plan is None:
             continue  # registered through the API: it has no asset until it is in a file
-        yield from _outcome(before, after, partition_of(plan, after.key))
+        outcomes += _outcome(before, after, partition_of(plan, after.key))
         if after.readiness is not None and (
             before.readiness is None or before.readiness.signature != after.readiness.signature
         ):
-            for result in check_results(plan, after.readiness):
-                yield dg.AssetCheckEvaluation(
-                    asset_key=dg.AssetKey(asset_name(plan.pipeline)),
-                    check_name=str(result.check_name),
-                    passed=result.passed,
-                    severity=result.severity,
-                    metadata=result.metadata,
-                )
+            answers += _answers(plan, after.readiness)
+    return [*outcomes, *answers[:MAX_CHECK_EVENTS]]
+
+
+def _answers(plan: Plan, readiness: Readiness) -> Iterator[Event]:
+    for result in check_results(plan, readiness):
+        yield dg.AssetCheckEvaluation(
+            asset_key=dg.AssetKey(asset_name(plan.pipeline)),
+            check_name=str(result.check_name),
+            passed=result.passed,
+            severity=result.severity,
+            metadata=result.metadata,
+        )
 
 
 def _outcome(before: Execution, after: Execution, partition: str) -> Iterator[Event]:

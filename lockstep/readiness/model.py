@@ -458,7 +458,7 @@ class Execution(NamedTuple):
         values = list(self)
         for name, value in changes.items():
             values[_PLACE[name]] = value
-        return Execution._make(values)
+        return tuple.__new__(Execution, values)
 
 
 _PLACE: Final = {name: place for place, name in enumerate(Execution._fields)}

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from lockstep.kernel.clock import Clock
@@ -85,9 +85,21 @@ class Report:
 
 
 class _Work(NamedTuple):
-    state: Execution
+    """An execution to step. One that is not `known` must be opened first, over `old` if there is one."""
+
+    key: Key
+    plan: Plan
     events: tuple[Event, ...]
-    stored: Traits | None
+    markers: list[Marker]
+    known: Execution | None = None
+    old: Execution | None = None
+    stored: Traits | None = None
+
+    @property
+    def waiting_since(self) -> datetime:
+        """The longest waiting goes first; what was never looked at goes before all others."""
+        state = self.known
+        return datetime.min.replace(tzinfo=UTC) if state is None else state.next_at or state.opened_at
 
 
 class Driver:
@@ -159,39 +171,37 @@ class Driver:
         report: Report,
     ) -> list[_Work]:
         """What must be stepped, the longest waiting first; stored answers are fetched for all of them together."""
-        todo: list[tuple[Execution, tuple[Event, ...]]] = []
+        todo: list[_Work] = []
         for key, markers in wanted.items():
             report.looked_at += 1
-            state = states.get(key)
+            state, events = states.get(key), (*_marker_events(markers, key), Tick())
             if state is None or _is_rehearsal(state):
-                state = self._open(key, plans[key.pipeline], state, markers, now, report)
-            if state is not None:
-                events = (*_marker_events(markers, key), Tick())
-                if self._has_work(state, events, now):
-                    todo.append((state, events))
-        todo.sort(key=lambda entry: entry[0].next_at or entry[0].opened_at)
-        types = {state.key: [trait.type for trait in state.plan.traits] for state, _ in todo if _will_evaluate(state)}
+                if markers or self._is_due(plans[key.pipeline], key, now):  # else a stale hint of the index
+                    todo.append(_Work(key, plans[key.pipeline], events, markers, old=state))
+            elif self._has_work(state, events, now):
+                todo.append(_Work(key, state.plan, events, markers, known=state))
+        todo.sort(key=lambda entry: entry.waiting_since)
+        asked = (entry.known for entry in todo if entry.known is not None and _will_evaluate(entry.known))
+        types = {state.key: [trait.type for trait in state.plan.traits] for state in asked}
         stored = self._store.traits_many(types, now) if types else {}
-        return [_Work(state, events, stored.get(state.key)) for state, events in todo]
+        return [entry._replace(stored=stored.get(entry.key)) for entry in todo]
 
-    def _open(
-        self, key: Key, plan: Plan, old: Execution | None, markers: list[Marker], now: datetime, report: Report
-    ) -> Execution | None:
-        if not markers and key not in set(timing.due_keys(plan, now, self._limits.lookback_days)):
-            return None  # a stale hint of the index
-        reason = Reason.MARKER if markers else Reason.SCHEDULE
+    def _is_due(self, plan: Plan, key: Key, now: datetime) -> bool:
+        schedule = plan.schedule(key.schedule)
+        if schedule is None or not plan.watched or plan.exclusions.excludes(key.date):
+            return False
+        oldest = timing.local_date(now, schedule.timezone) - timedelta(days=self._limits.lookback_days)
+        return key.date >= oldest and timing.activation(schedule, key.date) <= now
+
+    def _open(self, entry: _Work, report: Report) -> Execution | None:
+        now, reason = self._clock.now(), Reason.MARKER if entry.markers else Reason.SCHEDULE
         try:
-            state, facts = rules.open_execution(plan, key, now, reason)
-            opened = self._store.commit(old, state, [fact for fact in facts if isinstance(fact, FACTS)], now)
+            state, facts = rules.open_execution(entry.plan, entry.key, now, reason)
         except IllegalTransition as refusal:
             report.refused.append(str(refusal))
-            self._store.append(key, Emit("MARKER_REFUSED", str(refusal)), now)
+            self._store.append(entry.key, Emit("MARKER_REFUSED", str(refusal)), now)
             return None
-        except LostClaim:
-            return None  # another driver has just opened it and steps it
-        except Exception as error:
-            self._note_failure(key, error, report)
-            return None
+        opened = self._store.commit(entry.old, state, [fact for fact in facts if isinstance(fact, FACTS)], now)
         report.opened += 1
         return opened
 
@@ -208,14 +218,17 @@ class Driver:
                 report.left_over += 1
                 return
             try:
-                after = self.drive(entry.state, entry.events, entry.stored)
+                state = entry.known or self._open(entry, report)
+                if state is None:
+                    return
+                after = self.drive(state, entry.events, entry.stored)
                 report.stepped += 1
-                if after.version != entry.state.version:
-                    report.moved.append((entry.state, after))
+                if after.version != state.version:
+                    report.moved.append((state, after))
             except LostClaim:
                 return  # another driver has it
             except Exception as error:
-                self._note_failure(entry.state.key, error, report)
+                self._note_failure(entry.key, error, report)
 
         if self._limits.threads <= 1 or len(work) <= 1:
             for entry in work:

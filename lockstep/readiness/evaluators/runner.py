@@ -3,7 +3,7 @@
 What belongs here: choice of transport, bounds on time and on hanging threads, expiry of answers. What does not: what
 the answers add up to (verdict.py), where they are kept (store.py).
 
-A stored PASS is reused until its TTL ends; a FAIL or ERROR never is, so that readiness is noticed at once. A pushed
+A stored PASS with a TTL is reused until it ends; a FAIL or ERROR never is, so readiness is noticed at once. A pushed
 answer goes before the evaluator for as long as it is valid. A trait without an evaluator can only be pushed.
 """
 
@@ -160,7 +160,8 @@ class _Asked:
 def _reusable(result: TraitResult, now: datetime, *, fresh: bool) -> bool:
     if result.expires_at is not None and now >= result.expires_at:
         return False
-    return result.pushed or (result.status is TraitStatus.PASS and not fresh)
+    # Without a TTL nobody has promised that the answer stays true: it is shown, but asked for again.
+    return result.pushed or (result.status is TraitStatus.PASS and result.expires_at is not None and not fresh)
 
 
 def _with_expiry(result: TraitResult, trait: TraitPlan, now: datetime) -> TraitResult:

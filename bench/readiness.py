@@ -1,0 +1,161 @@
+"""Readiness: steps per second of the pure core, and of one tick over many pipelines on DynamoDB.
+
+What belongs here: the measurement. Growth compares the time per step of many pipelines with that of a tenth of them in
+the same run, so that a slow machine does not decide.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from bench.report import Context, Result, Target, median, seconds
+from lockstep.kernel.clock import FakeClock
+from lockstep.kernel.ids import SystemIds
+from lockstep.kernel.settings import load_settings
+from lockstep.readiness import rules
+from lockstep.readiness.alerts import Dispatcher
+from lockstep.readiness.evaluators.builtin import Builtins
+from lockstep.readiness.evaluators.runner import Runner
+from lockstep.readiness.model import (
+    Evaluated,
+    ExclusionPlan,
+    Key,
+    Plan,
+    Polled,
+    PollOutcome,
+    Started,
+    Tick,
+    TraitPlan,
+    TraitResult,
+    TraitStatus,
+    TriggerPlan,
+)
+from lockstep.readiness.store import Store
+from lockstep.readiness.table import DynamoTable
+from lockstep.readiness.triggers.base import Triggers
+from lockstep.readiness.worker import Driver, Limits
+from resources.clients import aws_client
+from stack.environment import adopt
+from stack.provision import TABLES, _definition
+
+START = datetime(2026, 3, 10, 8, tzinfo=UTC)
+DAY = date(2026, 3, 10)
+TRAITS = 5
+_LIFE = 10  # events of one whole life, opening included
+
+
+def run(context: Context) -> Result:
+    """Both measurements."""
+    result = Result()
+    _core(context, result)
+    _ticks(context, result)
+    return result
+
+
+def _core(context: Context, result: Result) -> None:
+    lives = 2_000 if context.quick else 10_000
+    context.say(f"core: {lives} executions from opening to completion")
+    # Seconds of this process, not of the wall: the core waits for nothing, and neighbours must not be measured.
+    rates = [lives * _LIFE / _cpu_seconds(lives) for _ in range(3)]
+    result.samples["core_steps_per_s"] = rates
+    result.ratio("core_steps_per_s", max(rates), Target(100_000))
+
+
+def _cpu_seconds(lives: int) -> float:
+    started = time.process_time()
+    _live(lives)
+    return time.process_time() - started
+
+
+def _live(lives: int) -> None:
+    plan = _plan("core")
+    passed = tuple(TraitResult(trait.type, TraitStatus.PASS) for trait in plan.traits)
+    failed = (passed[0]._replace(status=TraitStatus.FAIL), *passed[1:])
+    moments = [START + timedelta(seconds=31 * place) for place in range(_LIFE)]
+    key = Key("core", DAY, "daily")
+    for _ in range(lives):
+        state = rules.open_execution(plan, key, START).state
+        run_id = state.run_id
+        events = (
+            Tick(),
+            Evaluated(run_id, failed),
+            Tick(),
+            Evaluated(run_id, passed),
+            Started(run_id, {"job": "1"}),
+            Tick(),
+            Polled(run_id, PollOutcome.RUNNING),
+            Tick(),
+            Polled(run_id, PollOutcome.SUCCEEDED),
+        )
+        for event, moment in zip(events, moments, strict=False):
+            state = rules.step(state, event, moment).state
+
+
+def _plan(name: str) -> Plan:
+    traits = tuple(TraitPlan(f"trait-{number}", evaluator="builtin:tick-lag", ttl=86400) for number in range(TRAITS))
+    yesterday = frozenset({DAY - timedelta(days=1)})
+    return Plan(name, traits, TriggerPlan("gate"), exclusions=ExclusionPlan(dates=yesterday))
+
+
+def _ticks(context: Context, result: Result) -> None:
+    """Ticks that re-judge waiting pipelines: four traits are cached, one is pushed and says not yet."""
+    many = 200 if context.quick else 1000
+    adopt(load_settings())
+    per_step: dict[int, float] = {}
+    for number in (many // 10, many):
+        with _table() as table:
+            driver, clock = _waiting(table, number)
+            driver.tick()
+            samples, read, written = [], table.items_read, table.items_written
+            rounds = 10 if number < many else 3
+            for _ in range(rounds):
+                clock.advance(31)
+                samples.append(seconds(driver.tick))
+            steps = rounds * number
+            per_step[number] = median(samples) / number
+            context.say(f"{number} pipelines x {TRAITS} traits: {median(samples):.2f} s a tick")
+            if number == many:
+                result.samples["tick_seconds"] = samples
+                result.ratio("steps_per_s", 1 / per_step[number])
+                result.ratio("items_read_per_step", (table.items_read - read) / steps)
+                result.ratio("items_written_per_step", (table.items_written - written) / steps)
+    result.ratio("growth_per_step", per_step[many] / per_step[many // 10], Target(1.1, at_least=False))
+
+
+def _waiting(table: DynamoTable, number: int) -> tuple[Driver, FakeClock]:
+    clock, ids = FakeClock(START), SystemIds()
+    store = Store(table, ids)
+    plans = {name: _plan(name) for name in (f"pipeline-{place:04}" for place in range(number))}
+    until = START + timedelta(days=1)
+    for name in plans:
+        cached = [TraitResult(f"trait-{place}", TraitStatus.PASS, expires_at=until) for place in range(TRAITS - 1)]
+        waiting = TraitResult(f"trait-{TRAITS - 1}", TraitStatus.FAIL, "not yet", expires_at=until, pushed=True)
+        store.put_traits(name, Key(name, DAY), [*cached, waiting], START)
+    driver = Driver(
+        store,
+        lambda: plans,
+        runner=Runner(clock, Builtins(store)),
+        triggers=Triggers({}),
+        dispatcher=Dispatcher([]),
+        clock=clock,
+        ids=ids,
+        limits=Limits(threads=4),
+    )
+    return driver, clock
+
+
+@contextmanager
+def _table() -> Iterator[DynamoTable]:
+    client: Any = aws_client("dynamodb", region=load_settings().aws_region)
+    (declared,) = [table for table in TABLES if table.name == "readiness"]
+    name = f"readiness-bench-{secrets.token_hex(4)}"
+    client.create_table(**{**_definition(declared), "TableName": name})
+    try:
+        yield DynamoTable(client, name)
+    finally:
+        client.delete_table(TableName=name)

@@ -1,0 +1,80 @@
+"""The Dagster doors over the real table: one tick of the sensor, and what Dagster shows of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from lockstep.kernel.clock import SystemClock
+from lockstep.readiness.model import Key, RunStatus
+from platform_assets.definitions import defs
+from platform_assets.readiness import asset_name, key_of, partition_of, plans
+from resources.readiness_plane import ReadinessResource
+from sensors.readiness import readiness_sensor
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture
+def readiness(dynamodb: Any) -> ReadinessResource:
+    return ReadinessResource()
+
+
+def _tick(readiness: ReadinessResource, cursor: str | None = None) -> dg.SensorResult:
+    with dg.DagsterInstance.ephemeral() as instance:
+        context = dg.build_sensor_context(
+            instance=instance,
+            cursor=cursor,
+            repository_def=defs.get_repository_def(),
+            resources={"readiness": readiness},
+        )
+        result = readiness_sensor(context)
+    assert isinstance(result, dg.SensorResult)
+    return result
+
+
+def test_a_tick_steps_what_is_due_and_reports_it_as_asset_events(readiness: ReadinessResource):
+    """Guards the tie of sensor, driver and assets: a completed execution is a green partition."""
+    plane = readiness.plane()
+    key = Key("ticks-silvered", SystemClock().now().date(), "h00")
+    plane.catalogue.sync()
+    plane.control.mark(key, "by-hand")
+    first = _tick(readiness)
+    assert plane.store.status(key, plane.clock.now()) is not None
+    materialized = [event for event in first.asset_events if isinstance(event, dg.AssetMaterialization)]
+    assert asset_name("ticks-silvered") in {event.asset_key.to_user_string() for event in materialized}
+    checks = [event for event in first.asset_events if isinstance(event, dg.AssetCheckEvaluation)]
+    assert {check.check_name for check in checks} == {"progress_check"}
+    second = _tick(readiness, first.cursor)
+    again = [event for event in second.asset_events if isinstance(event, dg.AssetMaterialization)]
+    assert not {event.partition for event in materialized} & {event.partition for event in again}
+    assert plane.store.status(key, plane.clock.now()) is RunStatus.COMPLETED
+    assert _tick(readiness, "not a cursor").skip_reason is not None
+
+
+def test_partitions_and_executions_name_each_other():
+    for plan in plans:
+        key = Key(plan.pipeline, SystemClock().now().date(), plan.schedules[-1].name)
+        assert key_of(plan, partition_of(plan, key)) == key
+
+
+def test_materializing_asks_the_pipeline_and_a_second_time_says_that_it_ran(readiness: ReadinessResource):
+    """Guards the button in the UI: a date that has run is refused with the reason, visibly."""
+    plan = next(plan for plan in plans if plan.pipeline == "ticks-silvered")
+    key = Key(plan.pipeline, SystemClock().now().date(), "h23")
+    asset = next(asset for asset in defs.assets if asset.key.to_user_string() == asset_name(plan.pipeline))
+
+    def press() -> dg.ExecuteInProcessResult:
+        with dg.DagsterInstance.ephemeral() as instance:
+            return dg.materialize(
+                [asset],
+                partition_key=partition_of(plan, key),
+                resources={"readiness": readiness},
+                instance=instance,
+                raise_on_error=False,
+            )
+
+    assert press().success
+    assert not press().success
