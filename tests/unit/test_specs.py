@@ -7,7 +7,7 @@ import pytest
 
 from platform_assets.definitions import defs
 
-SPECS = {spec.key.to_user_string(): spec for spec in defs.resolve_all_asset_specs()}
+SPECS = {spec.key.to_user_string(): spec for spec in sorted(defs.resolve_all_asset_specs(), key=lambda one: one.key)}
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -21,8 +21,10 @@ def test_every_asset_says_what_it_is_and_whose_it_is(name: str):
 
 
 def _names() -> list[tuple[str, str]]:
-    checks = [key.name for key in defs.resolve_asset_graph().asset_check_keys]
-    jobs = [job.name for job in defs.resolve_all_job_defs() if not job.name.startswith("__")]
+    checks = sorted(
+        {key.name for key in defs.resolve_asset_graph().asset_check_keys}
+    )  # a set: every process has its own order
+    jobs = sorted(job.name for job in defs.resolve_all_job_defs() if not job.name.startswith("__"))
     return [
         *(("_check", name) for name in checks),
         *(("_job", name) for name in jobs),
