@@ -205,17 +205,23 @@ def _dagster(site: Site) -> None:
 
 
 def _vault(site: Site) -> None:
-    """Point the vaults of the settings at the simulator, unless somebody registered any: then they are real."""
+    """Simulate the vaults of the settings and register them, unless somebody registered real ones."""
+    import httpx  # noqa: PLC0415
+
     from lockstep.kernel.postgres import connect  # noqa: PLC0415
     from lockstep.vaults.registry import VaultRegistry  # noqa: PLC0415
 
-    address = f"http://{LOOPBACK}:{site.ports['vault']}"
+    controls = f"http://{LOOPBACK}:{site.ports['vault']}/_control/vaults"
     with connect(site.environment["LOCKSTEP_POSTGRES_DSN"], application_name="lockstep-stack") as connection:
         registry = VaultRegistry(connection)
-        simulated = [one for one in registry.vaults() if urlsplit(one.url).hostname == LOOPBACK]
-        if registry.vaults() == simulated:
-            for vault in site.settings.vault_ids:
-                registry.add(vault, address, actor="stack")
+        if any(urlsplit(one.url).hostname != LOOPBACK for one in registry.vaults()):
+            return
+        simulated = {one["id"] for one in httpx.get(controls, timeout=10).json()}
+        for number, vault in enumerate(site.settings.vault_ids, start=1):
+            if vault not in simulated:
+                httpx.post(controls, json={"id": vault, "seed": number}, timeout=10).raise_for_status()
+            found = httpx.get(f"{controls}/{vault}", timeout=10).json()
+            registry.add(vault, found["url"], actor="stack")
 
 
 _STEPS: dict[str, Callable[[Site], None]] = {
