@@ -30,7 +30,6 @@ Event = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 
 @dg.sensor(
     name="readiness_sensor",
-    target=[asset_name(plan.pipeline) for plan in plans],
     minimum_interval_seconds=10,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description="Steps what is due: evaluates, starts, polls, alerts. Markers wake it, a sweep misses none.",
