@@ -313,5 +313,5 @@ def test_no_route_answers_a_stranger_and_none_shows_anothers_job(
 
 
 def test_keys_are_not_kept_in_the_clear(module_world: World):
-    secret = module_world.client.api_key.rpartition("_")[2]
+    secret = module_world.client.api_key[-16:]  # its end, not a part between underscores: the secret may hold some
     assert secret not in str(module_world.ask("SELECT * FROM exports.client"))
