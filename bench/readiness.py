@@ -41,7 +41,7 @@ from lockstep.readiness.triggers.base import Triggers
 from lockstep.readiness.worker import Driver, Limits
 from resources.clients import aws_client
 from stack.environment import adopt
-from stack.provision import TABLES, _definition
+from stack.provision import TABLES, definition
 
 START = datetime(2026, 3, 10, 8, tzinfo=UTC)
 DAY = date(2026, 3, 10)
@@ -154,7 +154,7 @@ def _table() -> Iterator[DynamoTable]:
     client: Any = aws_client("dynamodb", region=load_settings().aws_region)
     (declared,) = [table for table in TABLES if table.name == "readiness"]
     name = f"readiness-bench-{secrets.token_hex(4)}"
-    client.create_table(**{**_definition(declared), "TableName": name})
+    client.create_table(**{**definition(declared), "TableName": name})
     try:
         yield DynamoTable(client, name)
     finally:

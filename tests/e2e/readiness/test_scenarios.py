@@ -69,14 +69,14 @@ def site() -> Iterator[tuple[Site, str]]:
 
 @pytest.fixture
 def tables(dynamodb: Any) -> Iterator[Any]:
-    from stack.provision import TABLES, _definition
+    from stack.provision import TABLES, definition
 
     (declared,) = [table for table in TABLES if table.name == "readiness"]
     made: list[str] = []
 
     def make() -> DynamoTable:
         made.append(f"readiness-{secrets.token_hex(4)}")
-        dynamodb.create_table(**{**_definition(declared), "TableName": made[-1]})
+        dynamodb.create_table(**{**definition(declared), "TableName": made[-1]})
         return DynamoTable(dynamodb, made[-1])
 
     yield make

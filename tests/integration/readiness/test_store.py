@@ -47,11 +47,11 @@ def table(request: pytest.FixtureRequest, dynamodb: Any) -> Iterator[Table]:
     if request.param == "memory":
         yield MemoryTable()
         return
-    from stack.provision import TABLES, _definition
+    from stack.provision import TABLES, definition
 
     (declared,) = [table for table in TABLES if table.name == "readiness"]
     name = f"readiness-{secrets.token_hex(4)}"
-    dynamodb.create_table(**{**_definition(declared), "TableName": name})
+    dynamodb.create_table(**{**definition(declared), "TableName": name})
     yield DynamoTable(dynamodb, name)
     dynamodb.delete_table(TableName=name)
 
