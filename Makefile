@@ -5,8 +5,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status demo lint check-defs format test test-long lock lock-jars clean
-.PHONY: help setup up down status demo lint check-defs format test test-long bench lock clean
+.PHONY: help setup up down status demo lint check-defs format test test-long bench lock lock-jars clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,7 +47,6 @@ test: setup ## Run all tests on an embedded stack of their own
 test-long: setup ## The long fault and property runs
 	$(BIN)/pytest -m long
 
-lock: setup ## Pin the Python packages anew after a change of pyproject.toml
 bench: setup ## Measure every part against its baselines and print the ratios
 	@$(BIN)/lockstep bench
 
