@@ -35,6 +35,7 @@ from lockstep.readiness.model import (
     TraitStatus,
     TriggerPlan,
 )
+from lockstep.readiness.plane import Plane
 from lockstep.readiness.store import Store
 from lockstep.readiness.table import DynamoTable
 from lockstep.readiness.triggers.base import Triggers
@@ -136,16 +137,9 @@ def _waiting(table: DynamoTable, number: int) -> tuple[Driver, FakeClock]:
         cached = [TraitResult(f"trait-{place}", TraitStatus.PASS, expires_at=until) for place in range(TRAITS - 1)]
         waiting = TraitResult(f"trait-{TRAITS - 1}", TraitStatus.FAIL, "not yet", expires_at=until, pushed=True)
         store.put_traits(name, Key(name, DAY), [*cached, waiting], START)
-    driver = Driver(
-        store,
-        lambda: plans,
-        runner=Runner(clock, Builtins(store)),
-        triggers=Triggers({}),
-        dispatcher=Dispatcher([]),
-        clock=clock,
-        ids=ids,
-        limits=Limits(threads=4),
-    )
+    runner = Runner(clock, Builtins(store))
+    plane = Plane(store, lambda: plans, runner, Triggers({}), Dispatcher([]), clock, ids)
+    driver = Driver(plane, Limits(threads=4))
     return driver, clock
 
 

@@ -18,6 +18,7 @@ from lockstep.kernel.errors import InvalidInput, Terminal
 from lockstep.kernel.postgres import Pool
 from lockstep.kernel.settings import Settings, load_settings
 from resources.exports import export_limits, export_objects, export_place, open_worker, state_pool
+from resources.readiness_plane import alert_door
 from resources.spark import SparkResource
 
 OPENER = Opener("resources.exports:open_worker")
@@ -76,6 +77,9 @@ def _batch(
         run_on_spark(spark.spark_session, config.batch_id, tasks=config.tasks, opener=OPENER) if waiting else Tally()
     )
     claims.release(config.batch_id)
+    if tally.failed:
+        words = f"{tally.failed} chunks gave up: {'; '.join(tally.errors[:3])}. Correct it, then retry their jobs."
+        alert_door(settings).raise_now("exports.chunks_failed", "error", f"batch {config.batch_id}", words)
     _show(context, inspect.outcomes(state, named))
     metadata = {name: dg.MetadataValue.int(value) for name, value in tally.as_dict().items() if name != "errors"}
     return dg.MaterializeResult(metadata={**metadata, "dagster/row_count": tally.rows, "errors": tally.errors[:20]})

@@ -115,7 +115,7 @@ def _asset(plan: Plan) -> dg.AssetsDefinition:
         """Ask for the execution. Only a completed one is a materialization; the sensor reports those that end later."""
         key = key_of(plan, context.partition_key)
         try:
-            state = readiness.plane().control.run(key)
+            state = readiness.deployment().control.run(key)
         except NotReady as waiting:
             raise dg.Failure(str(waiting), metadata=describe(waiting.state), allow_retries=False) from waiting
         context.log.info("%s is %s", key, state.status)
@@ -138,7 +138,7 @@ def _checks(plan: Plan) -> dg.AssetChecksDefinition:
     @dg.multi_asset_check(specs=specs, name=f"{asset_name(plan.pipeline)}_traits_check", can_subset=False)
     def traits(context: dg.AssetCheckExecutionContext, readiness: ReadinessResource) -> Iterator[dg.AssetCheckResult]:
         """Ask every evaluator now, for the execution that is due."""
-        control = readiness.plane().control
+        control = readiness.deployment().control
         yield from check_results(plan, control.evaluate(control.key(plan.pipeline, None, None)))
 
     return traits

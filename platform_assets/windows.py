@@ -30,6 +30,7 @@ from platform_assets.window_events import (
     window_partitions,
 )
 from platform_assets.windows_source import build_vault_source_assets
+from resources.readiness_plane import alert_door
 from resources.spark import SparkResource
 from resources.windows import WindowsResource
 
@@ -115,6 +116,8 @@ def _applied_windows(names: VaultNames, settings: Settings) -> dg.AssetsDefiniti
                     actor=f"run {context.run_id}",
                 )
             except LockstepError as error:
+                unit = f"{names.vault}/{context.partition_key}"
+                alert_door(process_settings()).raise_now("windows.window_failed", "error", unit, str(error))
                 raise dg.Failure(str(error), allow_retries=False) from error
             finally:
                 reporter.flush()

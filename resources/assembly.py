@@ -15,7 +15,7 @@ from lockstep.kernel.settings import Settings
 from resources.aws import DynamoDBResource, SqsResource
 from resources.databases import PostgresResource, WarehouseResource
 from resources.lake import LakeResource
-from resources.readiness_plane import ReadinessResource
+from resources.readiness_plane import AlertsResource, ReadinessResource
 from resources.spark import SparkResource
 from resources.vaults import VaultSourceResource
 from resources.windows import WindowsResource
@@ -30,6 +30,7 @@ def build_resources(settings: Settings) -> dict[str, Any]:
         "sqs": SqsResource(region_name=settings.aws_region),
         "dynamodb": DynamoDBResource(region_name=settings.aws_region),
         "readiness": ReadinessResource(),
+        "alerts": AlertsResource(),
         "postgres": PostgresResource(dsn=dg.EnvVar("LOCKSTEP_POSTGRES_DSN")),
         "source": PostgresResource(dsn=dg.EnvVar("LOCKSTEP_SOURCE_DSN")),
         "vault_source": VaultSourceResource(

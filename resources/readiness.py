@@ -19,7 +19,7 @@ from lockstep.kernel.clock import Clock, SystemClock
 from lockstep.kernel.ids import IdSource, SystemIds
 from lockstep.kernel.settings import Settings
 from lockstep.readiness import config
-from lockstep.readiness.alerts import ConsoleSink, Dispatcher, FileSink, S3Sink, Sink, SnsSink, WebhookSink
+from lockstep.readiness.alerts import AlertDoor, ConsoleSink, Dispatcher, FileSink, S3Sink, Sink, SnsSink, WebhookSink
 from lockstep.readiness.catalogue import Catalogue
 from lockstep.readiness.control import Control
 from lockstep.readiness.evaluators.builtin import Builtins, Probe
@@ -28,6 +28,7 @@ from lockstep.readiness.evaluators.process import ProcessEvaluator
 from lockstep.readiness.evaluators.runner import Runner
 from lockstep.readiness.handlers import Handlers
 from lockstep.readiness.model import Key
+from lockstep.readiness.plane import Plane
 from lockstep.readiness.safety import guarded_client
 from lockstep.readiness.store import Store
 from lockstep.readiness.table import DynamoTable
@@ -41,61 +42,58 @@ from lockstep.readiness.worker import Driver, Limits
 from resources.clients import aws_client
 
 SECRET_VARIABLE = "READINESS_SECRET_"  # noqa: S105  # the prefix of variables, not a secret
+TABLE = "readiness"
 _DAGSTER_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Plane:
-    """Everything a door may need."""
+class Deployment:
+    """The plane of this deployment and everything that a door may need."""
 
-    store: Store
+    plane: Plane
     catalogue: Catalogue
     driver: Driver
     control: Control
     watchdog: Watchdog
-    dispatcher: Dispatcher
-    clock: Clock
     dynamodb: Any
-    runner: Runner
-    triggers: Triggers
+    table: str
 
-    def store_stream(self, table: str) -> str:
+    @property
+    def store(self) -> Store:
+        """The ledger."""
+        return self.plane.store
+
+    @property
+    def clock(self) -> Clock:
+        """The plane's time."""
+        return self.plane.clock
+
+    def stream_arn(self) -> str:
         """The address of the table's stream."""
-        return str(self.dynamodb.describe_table(TableName=table)["Table"]["LatestStreamArn"])
+        return str(self.dynamodb.describe_table(TableName=self.table)["Table"]["LatestStreamArn"])
 
 
 def build_handlers(settings: Settings, **options: Any) -> Handlers:
     """The functions of the Step Functions form, over the same parts."""
-    plane = build_plane(settings, **options)
-    return Handlers(
-        plane.store,
-        plane.catalogue.plans,
-        runner=plane.runner,
-        triggers=plane.triggers,
-        dispatcher=plane.dispatcher,
-        clock=plane.clock,
-        ids=SystemIds(),
-    )
+    return Handlers(build_deployment(settings, **options).plane)
 
 
-def build_plane(
+def build_deployment(
     settings: Settings,
     *,
     dynamodb: Any = None,
     clock: Clock | None = None,
     ids: IdSource | None = None,
     limits: Limits | None = None,
-    table: str = "readiness",
-) -> Plane:
-    """Wire the plane. Nothing is called here; clients open at first use."""
+    table: str = TABLE,
+) -> Deployment:
+    """Wire everything. Nothing is called here; clients open at first use."""
     clock, ids = clock or SystemClock(), ids or SystemIds()
     dynamodb = dynamodb or aws_client("dynamodb", region=settings.aws_region)
     store = Store(DynamoTable(dynamodb, table), ids)
     folders = [config.shipped_folder(), *([settings.readiness_config] if settings.readiness_config else [])]
     catalogue = Catalogue(config.load(folders), store, clock)
-    hosts = [host.strip() for host in settings.readiness_allowed_hosts.split(",") if host.strip()]
-    web = guarded_client(hosts)
-    graph = _dagster(settings)
+    web, graph = _web(settings), _dagster(settings)
     runner = Runner(
         clock,
         Builtins(store, _probes(settings, dynamodb, graph)),
@@ -105,19 +103,23 @@ def build_plane(
     )
     dispatcher = Dispatcher(_sinks(settings, web), clock)
     triggers = Triggers(_triggers(settings, web, graph))
-    driver = Driver(
-        store,
-        catalogue.plans,
-        runner=runner,
-        triggers=triggers,
-        dispatcher=dispatcher,
-        clock=clock,
-        ids=ids,
-        limits=limits,
+    plane = Plane(store, catalogue.plans, runner, triggers, dispatcher, clock, ids)
+    driver = Driver(plane, limits)
+    return Deployment(plane, catalogue, driver, Control(plane, driver), Watchdog(plane), dynamodb, table)
+
+
+def build_alerts(settings: Settings, *, table: str = TABLE) -> AlertDoor:
+    """The door for alerts alone, for the other pipelines. Short waits: whoever alerts has trouble enough."""
+    client = aws_client("dynamodb", region=settings.aws_region, connect_timeout=2, read_timeout=5, max_attempts=2)
+    clock, ids = SystemClock(), SystemIds()
+    return AlertDoor(
+        Store(DynamoTable(client, table), ids), Dispatcher(_sinks(settings, _web(settings)), clock), clock, ids
     )
-    control = Control(store, catalogue.plans, driver, runner, clock=clock, ids=ids)
-    watchdog = Watchdog(store, catalogue.plans, dispatcher=dispatcher, clock=clock, ids=ids)
-    return Plane(store, catalogue, driver, control, watchdog, dispatcher, clock, dynamodb, runner, triggers)
+
+
+def _web(settings: Settings) -> httpx.Client:
+    hosts = [host.strip() for host in settings.readiness_allowed_hosts.split(",") if host.strip()]
+    return guarded_client(hosts)
 
 
 def _dagster(settings: Settings) -> DagsterGraph | None:

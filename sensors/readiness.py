@@ -36,12 +36,12 @@ Event = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 )
 def readiness_sensor(context: dg.SensorEvaluationContext, readiness: ReadinessResource) -> dg.SensorResult:
     """One bounded tick."""
-    plane = readiness.plane()
-    plane.catalogue.sync()
+    deployment = readiness.deployment()
+    deployment.catalogue.sync()
     place = _read_cursor(context.cursor)
     markers, place["stream"] = _from_stream(context, readiness, place.get("stream"))
     swept, place["sweep"] = _sweep(readiness, int(place.get("sweep") or 0))
-    report = plane.driver.tick(_latest([*markers, *swept]))
+    report = deployment.driver.tick(_latest([*markers, *swept]))
     for refusal in report.refused:
         context.log.warning("refused: %s", refusal)
     for key, error in report.failures.items():
@@ -67,7 +67,7 @@ def _from_stream(
     context: dg.SensorEvaluationContext, readiness: ReadinessResource, cursor: Any
 ) -> tuple[list[Marker], str | None]:
     try:
-        arn = readiness.plane().store_stream(readiness.table)
+        arn = readiness.deployment().stream_arn()
         found = stream.read(readiness.streams(), arn, cursor)
     except (ClientError, BotoCoreError, Transient) as error:
         context.log.warning("stream not read, the sweep goes on: %s", error)
@@ -77,11 +77,13 @@ def _from_stream(
 
 def _sweep(readiness: ReadinessResource, start: int) -> tuple[list[Marker], int]:
     """Markers that the stream never told, a few pipelines at a time."""
-    plane = readiness.plane()
-    names = sorted(plane.catalogue.plans())
+    deployment = readiness.deployment()
+    names = sorted(deployment.catalogue.plans())
     chosen = [names[(start + offset) % len(names)] for offset in range(min(SWEPT_PER_TICK, len(names)))]
-    now = plane.clock.now()
-    return [marker for name in chosen for marker in plane.store.markers(name, now)], (start + len(chosen)) % len(names)
+    now = deployment.clock.now()
+    return [marker for name in chosen for marker in deployment.store.markers(name, now)], (start + len(chosen)) % len(
+        names
+    )
 
 
 def _latest(markers: list[Marker]) -> list[Marker]:

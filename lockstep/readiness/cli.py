@@ -22,7 +22,7 @@ from lockstep.readiness.explain import explain as explained
 from lockstep.readiness.model import Execution, Reason, TraitStatus, parse_key
 
 if TYPE_CHECKING:
-    from resources.readiness import Plane
+    from resources.readiness import Deployment
 
 app = typer.Typer(help="When pipelines may run, and why they do not.", no_args_is_help=True)
 console = Console(soft_wrap=True, highlight=False)
@@ -33,12 +33,12 @@ Schedule = Annotated[str | None, typer.Option("--schedule", help="The schedule's
 Why = Annotated[str, typer.Option("--reason", help="Why; kept in the ledger.")]
 
 
-def _plane() -> Plane:
-    from resources.readiness import build_plane  # noqa: PLC0415  # clients are built in resources/ only
+def _deployment() -> Deployment:
+    from resources.readiness import build_deployment  # noqa: PLC0415  # clients are built in resources/ only
     from stack.environment import adopt  # noqa: PLC0415  # finds the embedded stack, as every command does
 
     adopt(load_settings())
-    return build_plane(load_settings())
+    return build_deployment(load_settings())
 
 
 def _day(text: str | None, pipeline: str) -> date | None:
@@ -65,13 +65,13 @@ def status(
     limit: Annotated[int, typer.Option("--limit", min=1, help="How many executions of each.")] = 3,
 ) -> None:
     """The latest executions."""
-    plane = _plane()
+    deployment = _deployment()
     table = Table(box=None, pad_edge=False)
     for title in ("pipeline", "date", "schedule", "status", "try", "blocking", "updated"):
         table.add_column(title)
-    for name in [pipeline] if pipeline else sorted(plane.catalogue.plans()):
-        plane.control.plan(name)
-        rows = plane.store.executions(name, plane.clock.now(), limit=limit)
+    for name in [pipeline] if pipeline else sorted(deployment.catalogue.plans()):
+        deployment.control.plan(name)
+        rows = deployment.store.executions(name, deployment.clock.now(), limit=limit)
         for row in rows:
             blocking = ", ".join((row["readiness"] or {}).get("blocking", ()))
             attempt = f"{row['generation']}.{row['attemptNumber']}"
@@ -85,9 +85,9 @@ def status(
 @app.command()
 def evaluate(pipeline: Pipeline, day: Day = None, schedule: Schedule = None) -> None:
     """Ask every evaluator now and show the answers. Exits with 1 if it is not ready."""
-    plane = _plane()
-    key = plane.control.key(pipeline, _day(day, pipeline), schedule)
-    readiness = plane.control.evaluate(key)
+    deployment = _deployment()
+    key = deployment.control.key(pipeline, _day(day, pipeline), schedule)
+    readiness = deployment.control.evaluate(key)
     for trait in readiness.traits:
         console.print(f"  {trait.status:<6}{trait.trait}  {trait.reason}")
     console.print(f"{key}: {readiness.status}")
@@ -97,16 +97,16 @@ def evaluate(pipeline: Pipeline, day: Day = None, schedule: Schedule = None) -> 
 @app.command()
 def run(pipeline: Pipeline, day: Day = None, schedule: Schedule = None) -> None:
     """Start an execution if it is ready. Exits with 1 if it waits."""
-    plane = _plane()
-    _report(lambda: plane.control.run(plane.control.key(pipeline, _day(day, pipeline), schedule)))
+    deployment = _deployment()
+    _report(lambda: deployment.control.run(deployment.control.key(pipeline, _day(day, pipeline), schedule)))
 
 
 @app.command()
 def rerun(pipeline: Pipeline, why: Why, day: Annotated[str, typer.Option("--date")], schedule: Schedule = None) -> None:
     """Run an execution once more, within its budget of manual reruns."""
-    plane = _plane()
-    key = plane.control.key(pipeline, _day(day, pipeline), schedule)
-    _report(lambda: plane.control.rerun(key, Reason.MANUAL, why))
+    deployment = _deployment()
+    key = deployment.control.key(pipeline, _day(day, pipeline), schedule)
+    _report(lambda: deployment.control.rerun(key, Reason.MANUAL, why))
 
 
 @app.command()
@@ -114,9 +114,9 @@ def replay(
     pipeline: Pipeline, why: Why, day: Annotated[str, typer.Option("--date")], schedule: Schedule = None
 ) -> None:
     """Run a completed execution again as it was, within its budget of replays."""
-    plane = _plane()
-    key = plane.control.key(pipeline, _day(day, pipeline), schedule)
-    _report(lambda: plane.control.rerun(key, Reason.REPLAY, why))
+    deployment = _deployment()
+    key = deployment.control.key(pipeline, _day(day, pipeline), schedule)
+    _report(lambda: deployment.control.rerun(key, Reason.REPLAY, why))
 
 
 @app.command()
@@ -128,11 +128,11 @@ def backfill(
     schedule: Schedule = None,
 ) -> None:
     """Open past dates; the driver runs them when they are ready."""
-    plane = _plane()
+    deployment = _deployment()
     days = _day(first, pipeline), _day(last, pipeline)
     if days[0] is None or days[1] is None:
         raise InvalidInput("give both dates.", unit=pipeline)
-    done = plane.control.backfill(pipeline, days[0], days[1], schedule, why)
+    done = deployment.control.backfill(pipeline, days[0], days[1], schedule, why)
     console.print(f"{len(done.opened)} opened, {len(done.skipped)} left out")
     for key, reason in done.skipped.items():
         console.print(f"  {key}: {reason}")
@@ -143,25 +143,27 @@ def cancel(
     pipeline: Pipeline, why: Why, day: Annotated[str, typer.Option("--date")], schedule: Schedule = None
 ) -> None:
     """Stop an execution."""
-    plane = _plane()
-    key = plane.control.key(pipeline, _day(day, pipeline), schedule)
-    _report(lambda: plane.control.cancel(key, why))
+    deployment = _deployment()
+    key = deployment.control.key(pipeline, _day(day, pipeline), schedule)
+    _report(lambda: deployment.control.cancel(key, why))
 
 
 @app.command()
 def explain(pipeline: Pipeline, day: Day = None, schedule: Schedule = None) -> None:
     """Say in words why it is not running and what would make it run."""
-    plane = _plane()
-    key = plane.control.key(pipeline, _day(day, pipeline), schedule)
-    for line in explained(plane.control.plan(pipeline), key, plane.control.execution(key), plane.clock.now()):
+    deployment = _deployment()
+    key = deployment.control.key(pipeline, _day(day, pipeline), schedule)
+    for line in explained(
+        deployment.control.plan(pipeline), key, deployment.control.execution(key), deployment.clock.now()
+    ):
         console.print(line)
 
 
 @app.command()
 def events(pipeline: Pipeline, limit: Annotated[int, typer.Option("--limit", min=1, max=500)] = 30) -> None:
     """The event log, oldest first."""
-    plane = _plane()
-    for event in reversed(plane.store.events(pipeline, plane.clock.now(), limit=limit)):
+    deployment = _deployment()
+    for event in reversed(deployment.store.events(pipeline, deployment.clock.now(), limit=limit)):
         moment, where = str(event["timestamp"])[:19], f"{event['date']}/{event['scheduleId']}"
         console.print(f"{moment}  {where:<18} {event['kind']:<26} {event['message']}")
 
@@ -177,21 +179,21 @@ def push(
     schedule: Schedule = None,
 ) -> None:
     """Tell a trait's answer from outside."""
-    plane = _plane()
+    deployment = _deployment()
     if answer not in ("PASS", "FAIL"):
         raise InvalidInput("a push says PASS or FAIL.", unit=f"{pipeline}/{trait}")
-    key = plane.control.key(pipeline, _day(day, pipeline), schedule) if day or schedule else None
+    key = deployment.control.key(pipeline, _day(day, pipeline), schedule) if day or schedule else None
     data: Any = _json_object(value, pipeline)
-    plane.control.push(pipeline, trait, TraitStatus(answer), value=data, ttl=timedelta(seconds=ttl), key=key)
+    deployment.control.push(pipeline, trait, TraitStatus(answer), value=data, ttl=timedelta(seconds=ttl), key=key)
     console.print(f"{trait} of {pipeline} is {answer} for {ttl} s")
 
 
 @app.command()
 def tick() -> None:
     """Drive everything that is due once, as the sensor does."""
-    plane = _plane()
-    plane.catalogue.sync()
-    report = plane.driver.tick()
+    deployment = _deployment()
+    deployment.catalogue.sync()
+    report = deployment.driver.tick()
     console.print(f"{report.looked_at} looked at, {report.opened} opened, {report.stepped} stepped")
     for key, error in report.failures.items():
         console.print(f"[red]{key}[/]: {error}")
@@ -201,7 +203,7 @@ def tick() -> None:
 @app.command()
 def watchdog() -> None:
     """Make one round of the watchdog. Exits with 1 if one of its checks could not be made."""
-    found = _plane().watchdog.check()
+    found = _deployment().watchdog.check()
     for raised in found.raised:
         console.print(f"alert {raised}")
     for name, error in found.broken.items():

@@ -6,15 +6,12 @@ of those doors, and any rule (rules.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import date, datetime, timedelta
 from typing import Any, NamedTuple
 
-from lockstep.kernel.clock import Clock
 from lockstep.kernel.errors import InvalidInput, LockstepError, LostClaim
-from lockstep.kernel.ids import IdSource
 from lockstep.readiness import rules, timing, verdict
-from lockstep.readiness.evaluators.runner import Runner
 from lockstep.readiness.model import (
     FACTS,
     Callback,
@@ -35,7 +32,8 @@ from lockstep.readiness.model import (
     TraitStatus,
     Woken,
 )
-from lockstep.readiness.store import Marker, Store, slot_key
+from lockstep.readiness.plane import Plane
+from lockstep.readiness.store import Marker, slot_key
 from lockstep.readiness.worker import Driver
 
 DEFAULT_PUSH_TTL = timedelta(hours=1)
@@ -75,22 +73,11 @@ class Backfilled(NamedTuple):
 class Control:
     """Requests. Thread-safe."""
 
-    def __init__(
-        self,
-        store: Store,
-        plans: Callable[[], Mapping[str, Plan]],
-        driver: Driver,
-        runner: Runner,
-        *,
-        clock: Clock,
-        ids: IdSource,
-    ) -> None:
-        self.store = store
-        self._plans = plans
+    def __init__(self, plane: Plane, driver: Driver) -> None:
+        self.store = plane.store
+        self._plane = plane
         self._driver = driver
-        self._runner = runner
-        self._clock = clock
-        self._ids = ids
+        self._clock = plane.clock
 
     def now(self) -> datetime:
         """The plane's time."""
@@ -98,7 +85,7 @@ class Control:
 
     def plan(self, pipeline: str) -> Plan:
         """The pipeline's plan, or `NotFound`."""
-        plan = self._plans().get(pipeline)
+        plan = self._plane.plans().get(pipeline)
         if plan is None:
             raise NotFound("there is no such pipeline.", unit=pipeline, next_step="see the list of pipelines.")
         return plan
@@ -124,7 +111,7 @@ class Control:
         plan, now = self.plan(key.pipeline), self.now()
         state = self.execution(key) or Execution(plan, key, now, now, rules.run_id_of(key, 0, 1))
         stored = self.store.traits(key.pipeline, key, [trait.type for trait in plan.traits], now)
-        results = self._runner.evaluate(state, stored, fresh=True)
+        results = self._plane.runner.evaluate(state, stored, fresh=True)
         asked = [result for result in results if not result.pushed]
         self.store.put_traits(key.pipeline, key, asked, now)
         readiness = verdict.judge(plan, results, self.now())
@@ -156,7 +143,7 @@ class Control:
         state = self.execution(key)
         if state is None:
             raise NotFound("it has never run.", unit=str(key), next_step="use run, or backfill for past dates.")
-        request = RerunRequested(rerun_id or f"{reason.value}-{self._ids.new_id()}", reason, why)
+        request = RerunRequested(rerun_id or f"{reason.value}-{self._plane.ids.new_id()}", reason, why)
         return self._ready_or_raise(self._request(state, request, Tick()))
 
     def backfill(self, pipeline: str, first: date, last: date, schedule: str | None, why: str) -> Backfilled:
@@ -182,7 +169,7 @@ class Control:
             return
         if state.status.is_success:
             raise IllegalTransition("it has completed already.", unit=str(key))
-        self._write(state, RerunRequested(f"backfill-{self._ids.new_id()}", Reason.BACKFILL, why))
+        self._write(state, RerunRequested(f"backfill-{self._plane.ids.new_id()}", Reason.BACKFILL, why))
 
     def cancel(self, key: Key, why: str) -> Execution:
         """Stop an execution; a running job is asked to stop and the execution ends when it has."""

@@ -58,11 +58,12 @@ class Marker(NamedTuple):
 
 
 class Registered(NamedTuple):
-    """A pipeline in the table: its configuration as written, and the executions that are open."""
+    """A pipeline in the table: its configuration as written, open executions, alerts that no sink has taken yet."""
 
     pipeline: str
     data: Mapping[str, Any]
     open: frozenset[str]
+    undelivered: tuple[Alert, ...] = ()
 
 
 def seconds(now: datetime) -> int:
@@ -282,7 +283,15 @@ class Store:
         details = {"kind": alert.kind, "level": alert.level.value, "alertId": alert.id}
         lock = {"PK": f"LOCK#alert:{alert.id}", "SK": LOCK, "token": owner, "ttl": seconds(now + EVENT_RETENTION)}
         event = self._event(alert.key, Emit("ALERT", alert.message, None, details), now)
-        return self._table.write([Put(lock, Free(seconds(now))), event])
+        pipeline, waiting = alert.key.pipeline, {"undelivered": {_told(alert)}}
+        names = {"GSI1PK": PIPELINES, "GSI1SK": pipeline}
+        kept = Merge(f"PIPELINE#{pipeline}", CONFIG, names, waiting)
+        return self._table.write([Put(lock, Free(seconds(now))), event, kept])
+
+    def alert_delivered(self, alert: Alert) -> None:
+        """Some sink took the alert."""
+        told = {"undelivered": {_told(alert)}}
+        self._table.write([Merge(f"PIPELINE#{alert.key.pipeline}", CONFIG, remove_members=told)])
 
     # --- locks --------------------------------------------------------------------------------------------------
 
@@ -391,7 +400,12 @@ class Store:
     def registered(self, now: datetime) -> list[Registered]:
         """Every pipeline, from the index. May lag by a moment: a hint for where to look, never the truth."""
         return [
-            Registered(row["GSI1SK"], json.loads(row.get("data", "{}")), frozenset(row.get("open", ())))
+            Registered(
+                row["GSI1SK"],
+                json.loads(row.get("data", "{}")),
+                frozenset(row.get("open", ())),
+                tuple(codec.decode_alert(json.loads(text)) for text in sorted(row.get("undelivered", ()))),
+            )
             for row in self._table.index(PIPELINES, seconds(now))
         ]
 
@@ -425,6 +439,10 @@ def _marker(marker: Marker) -> Write:
     if marker.not_before is not None:
         item["notBefore"] = codec.instant(marker.not_before)
     return Put(item)
+
+
+def _told(alert: Alert) -> str:
+    return codec.dumps(codec.encode_alert(alert))
 
 
 def _cascade(state: Execution) -> str:

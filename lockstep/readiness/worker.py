@@ -7,20 +7,17 @@ comes second is lost, and its driver lets go.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from lockstep.kernel.clock import Clock
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import LostClaim
-from lockstep.kernel.ids import IdSource
 from lockstep.kernel.logs import get_logger
 from lockstep.readiness import rules, timing
-from lockstep.readiness.alerts import Dispatcher
-from lockstep.readiness.evaluators.runner import GRACE_SECONDS, Runner
+from lockstep.readiness.evaluators.runner import GRACE_SECONDS
 from lockstep.readiness.model import (
     FACTS,
     Action,
@@ -49,8 +46,8 @@ from lockstep.readiness.model import (
     TraitResult,
     Woken,
 )
-from lockstep.readiness.store import Marker, Store, slot_key
-from lockstep.readiness.triggers.base import Triggers
+from lockstep.readiness.plane import Plane
+from lockstep.readiness.store import Marker, slot_key
 
 LATE_DATA = "late-data"
 _MOST_EVENTS_PER_EXECUTION = 16
@@ -103,27 +100,12 @@ class _Work(NamedTuple):
 
 
 class Driver:
-    """Steps executions. `plans` is asked at every tick, so that a changed configuration takes effect."""
+    """Steps executions."""
 
-    def __init__(
-        self,
-        store: Store,
-        plans: Callable[[], Mapping[str, Plan]],
-        *,
-        runner: Runner,
-        triggers: Triggers,
-        dispatcher: Dispatcher,
-        clock: Clock,
-        ids: IdSource,
-        limits: Limits | None = None,
-    ) -> None:
-        self._store = store
-        self._plans = plans
-        self._runner = runner
-        self._triggers = triggers
-        self._dispatcher = dispatcher
-        self._clock = clock
-        self._ids = ids
+    def __init__(self, plane: Plane, limits: Limits | None = None) -> None:
+        self._plane = plane
+        self._store = plane.store
+        self._clock = plane.clock
         self._limits = limits or Limits()
 
     # --- a tick ------------------------------------------------------------------------------------------------
@@ -131,7 +113,7 @@ class Driver:
     def tick(self, markers: Collection[Marker] = ()) -> Report:
         """Look at everything that is due: schedules, open executions and these markers. Bounded in time and number."""
         deadline = self._clock.monotonic() + self._limits.seconds
-        report, now, plans = Report(), self._clock.now(), self._plans()
+        report, now, plans = Report(), self._clock.now(), self._plane.plans()
         wanted = self._wanted(plans, markers, now, report)
         states = self._store.load_many({key: plans[key.pipeline] for key in wanted}, now)
         work = self._prepare(wanted, states, plans, now, report)
@@ -309,15 +291,15 @@ class Driver:
             return self._evaluate(state, action, stored)
         if isinstance(action, StartRun):
             crash_point("readiness.start.before")
-            answer = self._triggers.start(state, resume=action.resume)
+            answer = self._plane.triggers.start(state, resume=action.resume)
             crash_point("readiness.start.after")
             return answer
         if isinstance(action, PollRun):
-            return self._triggers.status(state, action.run_id, action.handle)
+            return self._plane.triggers.status(state, action.run_id, action.handle)
         if isinstance(action, CancelRun):
-            return CancelAnswered(action.run_id, self._triggers.cancel(state, action.run_id, action.handle))
+            return CancelAnswered(action.run_id, self._plane.triggers.cancel(state, action.run_id, action.handle))
         crash_point("readiness.alert.before")
-        delivered = self._dispatcher.dispatch(action.alerts)
+        delivered = self._plane.dispatcher.dispatch(action.alerts)
         crash_point("readiness.alert.after")
         return Delivered(delivered) if delivered else None
 
@@ -326,15 +308,15 @@ class Driver:
         now = self._clock.now()
         if stored is None:
             stored = self._store.traits(state.key.pipeline, state.key, [one.type for one in state.plan.traits], now)
-        if self._runner.is_answered(state, stored):
-            return Evaluated(action.run_id, self._runner.evaluate(state, stored))
-        name, owner = f"eval:{state.key.pipeline}:{state.key.schedule}", self._ids.new_id()
+        if self._plane.runner.is_answered(state, stored):
+            return Evaluated(action.run_id, self._plane.runner.evaluate(state, stored))
+        name, owner = f"eval:{state.key.pipeline}:{state.key.schedule}", self._plane.ids.new_id()
         slowest = max((trait.timeout for trait in state.plan.traits), default=0)
         if not self._store.acquire(name, owner, timedelta(seconds=slowest + GRACE_SECONDS + 30), now):
             return None  # somebody is asking at this moment
         try:
             crash_point("readiness.evaluate.before")
-            results = self._runner.evaluate(state, stored)
+            results = self._plane.runner.evaluate(state, stored)
             crash_point("readiness.evaluate.after")
             asked = [result for result in results if not result.pushed and stored.get(result.trait) is not result]
             self._store.put_traits(state.key.pipeline, state.key, asked, now)

@@ -48,10 +48,10 @@ def test_a_partition_is_launched_once_and_followed_to_its_end(graph: DagsterGrap
         assert time.monotonic() < deadline, polled
         time.sleep(1)
     assert polled.outcome is PollOutcome.SUCCEEDED, polled
-    plane = ReadinessResource().plane()
-    assert plane.store.status(key, plane.clock.now()).is_success
+    deployment = ReadinessResource().deployment()
+    assert deployment.store.status(key, deployment.clock.now()).is_success
     config = {"asset": asset_name(key.pipeline), "partition": job.options["partition"]}
-    assert graph.asset_freshness(config, key, plane.clock.now())["ageSeconds"] is not None
+    assert graph.asset_freshness(config, key, deployment.clock.now())["ageSeconds"] is not None
 
 
 def test_what_dagster_does_not_know_is_refused_for_good(graph: DagsterGraph):

@@ -14,7 +14,6 @@ import boto3
 import pytest
 
 from lockstep.readiness import stream
-from lockstep.readiness.evaluators.http import HttpEvaluator
 from lockstep.readiness.model import (
     Budgets,
     DriftRule,
@@ -32,8 +31,6 @@ from lockstep.readiness.model import (
 from lockstep.readiness.safety import guarded_client
 from lockstep.readiness.store import Marker
 from lockstep.readiness.table import DynamoTable
-from lockstep.readiness.triggers.base import Triggers
-from lockstep.readiness.triggers.web import HttpTrigger
 from tests.unit.readiness.builders import DAY
 from tests.unit.readiness.test_asl import both_forms_agree
 from tests.unit.readiness.webserver import Seen, serving
@@ -92,10 +89,8 @@ class Scene:
         site.jobs.clear()
         site.job_status = 200
         self.site, self.table = site, table
-        self.world = World(*(self._plan(name, url, **changes) for name, changes in plans.items()), table=table)
-        client = guarded_client(["127.0.0.1"])
-        self.world.runner._http = HttpEvaluator(client, self.world.clock)
-        self.world.driver._triggers = Triggers({"http": HttpTrigger(client)})
+        own = (self._plan(name, url, **changes) for name, changes in plans.items())
+        self.world = World(*own, table=table, web=guarded_client(["127.0.0.1"]))
 
     def _plan(self, name: str, url: str, traits: tuple[str, ...] = ("fresh",), **changes: Any) -> Plan:
         options = {"url": f"{url}/jobs/{name}", "method": "POST", "body": "", "headers": {}, "completion": "response"}

@@ -55,20 +55,20 @@ def test_ticks_step_what_is_due_and_report_it_once_as_asset_events(readiness: Re
 
     Several ticks: on an empty table the first ones are busy with the executions of the last day.
     """
-    plane = readiness.plane()
+    deployment = readiness.deployment()
     plan = next(plan for plan in plans if plan.pipeline == "ticks-silvered")
     key = Key(plan.pipeline, SystemClock().now().date(), "h00")
-    plane.catalogue.sync()
-    plane.control.mark(key, "by-hand")
+    deployment.catalogue.sync()
+    deployment.control.mark(key, "by-hand")
     events: list[Any] = []
     cursor = None
     for _ in range(12):
         result = _tick(readiness, cursor)
         cursor = result.cursor
         events += result.asset_events
-        if plane.store.status(key, plane.clock.now()) is RunStatus.COMPLETED:
+        if deployment.store.status(key, deployment.clock.now()) is RunStatus.COMPLETED:
             break
-    assert plane.store.status(key, plane.clock.now()) is RunStatus.COMPLETED
+    assert deployment.store.status(key, deployment.clock.now()) is RunStatus.COMPLETED
     green = [(event.asset_key, event.partition) for event in events if isinstance(event, dg.AssetMaterialization)]
     assert (dg.AssetKey(asset_name(plan.pipeline)), partition_of(plan, key)) in green
     assert len(green) == len(set(green))

@@ -22,7 +22,6 @@ from lockstep.readiness.model import (
     TriggerPlan,
 )
 from lockstep.readiness.store import Marker
-from lockstep.readiness.worker import Limits
 from tests.unit.readiness.builders import DAY, KEY, NOW
 from tests.unit.readiness.world import World, pipeline, trait
 
@@ -238,7 +237,7 @@ def test_duplicate_markers_change_nothing():
 def test_a_tick_is_bounded_and_the_rest_comes_next_time():
     plans = [pipeline(f"p{number:02}") for number in range(10)]
     world = _world(*plans)
-    world.driver._limits = Limits(executions=4, threads=1)
+    world.driver = world.new_driver(executions=4)
     assert (world.tick().left_over, len(world.jobs.starts)) == (6, 4)
     world.tick()
     world.tick()
