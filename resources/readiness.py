@@ -43,6 +43,8 @@ from resources.clients import aws_client
 
 SECRET_VARIABLE = "READINESS_SECRET_"  # noqa: S105  # the prefix of variables, not a secret
 TABLE = "readiness"
+# A tick, and a run that has trouble enough, wait at most fifteen seconds for one call.
+SHORT_CALLS: dict[str, Any] = {"connect_timeout": 2, "read_timeout": 5, "max_attempts": 2}
 _DAGSTER_SECONDS = 10.0
 
 
@@ -89,7 +91,7 @@ def build_deployment(
 ) -> Deployment:
     """Wire everything. Nothing is called here; clients open at first use."""
     clock, ids = clock or SystemClock(), ids or SystemIds()
-    dynamodb = dynamodb or aws_client("dynamodb", region=settings.aws_region)
+    dynamodb = dynamodb or aws_client("dynamodb", region=settings.aws_region, **SHORT_CALLS)
     store = Store(DynamoTable(dynamodb, table), ids)
     folders = [config.shipped_folder(), *([settings.readiness_config] if settings.readiness_config else [])]
     catalogue = Catalogue(config.load(folders), store, clock)
@@ -109,8 +111,8 @@ def build_deployment(
 
 
 def build_alerts(settings: Settings, *, table: str = TABLE) -> AlertDoor:
-    """The door for alerts alone, for the other pipelines. Short waits: whoever alerts has trouble enough."""
-    client = aws_client("dynamodb", region=settings.aws_region, connect_timeout=2, read_timeout=5, max_attempts=2)
+    """The door for alerts alone, for the other pipelines."""
+    client = aws_client("dynamodb", region=settings.aws_region, **SHORT_CALLS)
     clock, ids = SystemClock(), SystemIds()
     return AlertDoor(
         Store(DynamoTable(client, table), ids), Dispatcher(_sinks(settings, _web(settings)), clock), clock, ids

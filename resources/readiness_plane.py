@@ -13,7 +13,7 @@ import dagster as dg
 from lockstep.kernel.settings import Settings, load_settings
 from lockstep.readiness.alerts import AlertDoor
 from resources import clients
-from resources.readiness import TABLE, Deployment, build_alerts, build_deployment
+from resources.readiness import SHORT_CALLS, TABLE, Deployment, build_alerts, build_deployment
 
 
 class ReadinessResource(dg.ConfigurableResource):
@@ -27,7 +27,7 @@ class ReadinessResource(dg.ConfigurableResource):
 
     def streams(self) -> Any:
         """A client of the table's stream."""
-        return clients.aws_client("dynamodbstreams", region=load_settings().aws_region)
+        return clients.aws_client("dynamodbstreams", region=load_settings().aws_region, **SHORT_CALLS)
 
 
 class AlertsResource(dg.ConfigurableResource):

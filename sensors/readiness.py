@@ -23,6 +23,8 @@ from resources.readiness_plane import ReadinessResource
 
 MAX_CHECK_EVENTS = 200  # each costs a write; outcomes are never left out
 SWEPT_PER_TICK = 25
+TICK_SECONDS = 40.0  # Dagster gives up on a tick after sixty
+HINT_SECONDS = 8.0  # of which the stream, and then the sweep, may take so much
 
 _PLANS = {plan.pipeline: plan for plan in plans}
 Event = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
@@ -37,11 +39,13 @@ Event = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 def readiness_sensor(context: dg.SensorEvaluationContext, readiness: ReadinessResource) -> dg.SensorResult:
     """One bounded tick."""
     deployment = readiness.deployment()
-    deployment.catalogue.sync()
+    clock, started = deployment.clock, deployment.clock.monotonic()
+    deployment.catalogue.sync(started + HINT_SECONDS)
     place = _read_cursor(context.cursor)
-    markers, place["stream"] = _from_stream(context, readiness, place.get("stream"))
-    swept, place["sweep"] = _sweep(readiness, int(place.get("sweep") or 0))
-    report = deployment.driver.tick(_latest([*markers, *swept]))
+    markers, place["stream"] = _from_stream(context, readiness, place.get("stream"), started + HINT_SECONDS)
+    until = clock.monotonic() + HINT_SECONDS
+    swept, place["sweep"] = deployment.driver.sweep(_number(place.get("sweep")), SWEPT_PER_TICK, until)
+    report = deployment.driver.tick(_latest([*markers, *swept]), started + TICK_SECONDS)
     for refusal in report.refused:
         context.log.warning("refused: %s", refusal)
     for key, error in report.failures.items():
@@ -63,27 +67,22 @@ def _read_cursor(cursor: str | None) -> dict[str, Any]:
     return place if isinstance(place, dict) else {}
 
 
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
 def _from_stream(
-    context: dg.SensorEvaluationContext, readiness: ReadinessResource, cursor: Any
+    context: dg.SensorEvaluationContext, readiness: ReadinessResource, cursor: Any, until: float
 ) -> tuple[list[Marker], str | None]:
+    deployment = readiness.deployment()
     try:
-        arn = readiness.deployment().stream_arn()
-        found = stream.read(readiness.streams(), arn, cursor)
+        found = stream.read(
+            readiness.streams(), deployment.stream_arn(), cursor, lambda: deployment.clock.monotonic() < until
+        )
     except (ClientError, BotoCoreError, Transient) as error:
         context.log.warning("stream not read, the sweep goes on: %s", error)
         return [], cursor
     return found.markers, found.cursor
-
-
-def _sweep(readiness: ReadinessResource, start: int) -> tuple[list[Marker], int]:
-    """Markers that the stream never told, a few pipelines at a time."""
-    deployment = readiness.deployment()
-    names = sorted(deployment.catalogue.plans())
-    chosen = [names[(start + offset) % len(names)] for offset in range(min(SWEPT_PER_TICK, len(names)))]
-    now = deployment.clock.now()
-    return [marker for name in chosen for marker in deployment.store.markers(name, now)], (start + len(chosen)) % len(
-        names
-    )
 
 
 def _latest(markers: list[Marker]) -> list[Marker]:

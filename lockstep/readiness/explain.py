@@ -73,6 +73,8 @@ def _ended_badly(state: Execution, run: str) -> list[str]:
 
 
 def _waiting(state: Execution, now: datetime) -> list[str]:
+    if now < state.started_at and state.failure is None and not state.history:
+        return [f"Its time comes at {_at(state.started_at)}, in {_in(state.started_at - now)}."]
     if now < state.started_at:
         why = f" after {state.failure.category}: {state.failure.message}" if state.failure else ""
         return [f"The next try begins at {_at(state.started_at)}, in {_in(state.started_at - now)}{why}."]

@@ -7,7 +7,7 @@ does not belong here: what happens at those moments (rules.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 from typing import NamedTuple
@@ -113,17 +113,42 @@ def local_date(now: datetime, timezone: str) -> date:
     return now.astimezone(zone(timezone)).date()
 
 
-def due_keys(plan: Plan, now: datetime, lookback_days: int = 1) -> Iterator[Key]:
+def due_keys(
+    plan: Plan, now: datetime, lookback_days: int = 1, since: Mapping[str, datetime] | None = None
+) -> Iterator[Key]:
     """Every execution that the schedules want at this instant: active, not excluded, not older than the lookback.
 
-    The date is the schedule's own; a run of 23:00 that is looked at after midnight keeps yesterday's date.
+    The date is the schedule's own; a run of 23:00 that is looked at after midnight keeps yesterday's date. `since`
+    has the instant from which on each schedule counts (see `first_starts`).
     """
     for schedule in plan.schedules:
         today = local_date(now, schedule.timezone)
-        for back in range(lookback_days, -1, -1):
+        begin = since.get(schedule.name) if since else None
+        for back in range(max(lookback_days, plan.catch_up.days + 1 if plan.catch_up else 0), -1, -1):
             day = today - timedelta(days=back)
-            if not plan.exclusions.excludes(day) and activation(schedule, day) <= now:
+            if plan.exclusions.excludes(day):
+                continue
+            active = activation(schedule, day)
+            if active <= now and (begin is None or active >= begin):
                 yield Key(plan.pipeline, day, schedule.name)
+
+
+def first_starts(plan: Plan, now: datetime) -> dict[str, datetime]:
+    """From when on each schedule of a newly deployed pipeline counts.
+
+    The execution whose time it is now, and all that follow: a deployment at 10:20 opens this hour and not the whole
+    day before it. A pipeline that asks for catch-up begins that much earlier.
+    """
+    if plan.catch_up:
+        return {schedule.name: now - plan.catch_up for schedule in plan.schedules}
+    latest = {schedule.name: _latest_activation(schedule, now) for schedule in plan.schedules}
+    current = max(latest.values())
+    return {name: moment if moment == current else now for name, moment in latest.items()}
+
+
+def _latest_activation(schedule: SchedulePlan, now: datetime) -> datetime:
+    today = local_date(now, schedule.timezone)
+    return max(moment for back in (0, 1, 2) if (moment := activation(schedule, today - timedelta(days=back))) <= now)
 
 
 def next_activation(plan: Plan, schedule: SchedulePlan, now: datetime, horizon_days: int = 400) -> Key | None:

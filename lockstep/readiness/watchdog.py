@@ -39,6 +39,7 @@ STALLED_AFTER: Final = timedelta(minutes=10)
 SILENT_AFTER: Final = timedelta(minutes=5)
 MISSED_GRACE: Final = timedelta(minutes=15)
 SENDING: Final = timedelta(minutes=1)
+PRUNED_PER_ROUND: Final = 20
 
 _log = get_logger(__name__)
 T = TypeVar("T")
@@ -69,13 +70,14 @@ class Watchdog:
         entries = self._guard("pipelines", findings, lambda: self._store.registered(now)) or []
         states = self._guard("executions", findings, lambda: self._open_executions(entries, plans, now)) or []
         checks: dict[str, Callable[[], object]] = {
-            "missed": lambda: self._missed(plans, window, now, findings),
+            "missed": lambda: self._missed(plans, entries, window, now, findings),
             "deadlines": lambda: self._deadlines(states, now, findings),
             "stuck": lambda: self._stuck(states, now, findings),
             "stalled": lambda: self._stalled(states, now, findings),
             "monitoring": lambda: self._expired_monitoring(states, now, findings),
             "driver": lambda: self._driver_is_alive(now, findings),
             "undelivered": lambda: self._redeliver(entries, now),
+            "prune": lambda: self._prune(sorted(plans), now),
         }
         for name, check in checks.items():
             self._guard(name, findings, check)
@@ -102,11 +104,19 @@ class Watchdog:
         }
         return list(self._store.load_many(keys, now).values())
 
-    def _missed(self, plans: Mapping[str, Plan], window: timedelta, now: datetime, findings: Findings) -> None:
+    def _missed(
+        self,
+        plans: Mapping[str, Plan],
+        entries: list[Registered],
+        window: timedelta,
+        now: datetime,
+        findings: Findings,
+    ) -> None:
         """An execution whose time came and that nobody opened, within the window: old misses stay silent."""
+        since = {entry.pipeline: entry.since for entry in entries}
         late: dict[Key, Plan] = {}
         for plan in plans.values():
-            for key in timing.due_keys(plan, now) if plan.watched else ():
+            for key in timing.due_keys(plan, now, since=since.get(plan.pipeline)) if plan.watched else ():
                 expected = _expected_by(plan, key)
                 if expected < now <= expected + window:
                     late[key] = plan
@@ -159,6 +169,12 @@ class Watchdog:
             for alert in entry.undelivered:
                 if now - alert.at > SENDING:
                     self._plane.alerts.deliver(alert)
+
+    def _prune(self, names: list[str], now: datetime) -> None:
+        """Stored answers of old executions, a few pipelines in each minute: their items must not grow for ever."""
+        first = int(now.timestamp() // 60) * PRUNED_PER_ROUND
+        for offset in range(min(PRUNED_PER_ROUND, len(names))):
+            self._store.prune_traits(names[(first + offset) % len(names)], now)
 
     def _say_degraded(self, now: datetime, findings: Findings) -> None:
         key = Key(SELF, now.date(), f"watchdog-h{now:%H}")

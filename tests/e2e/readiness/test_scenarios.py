@@ -173,14 +173,15 @@ def test_06_a_marker_in_the_table_drives_through_the_stream(tables: Any, site: A
     scene.world.tick(*found.markers)
     assert (scene.status("load"), len(scene.site.jobs)) == (RunStatus.COMPLETED, 1)
     assert stream.read(client, arn, found.cursor).markers == []
-    assert scene.world.store.markers("load", scene.world.clock.now()) == []
+    assert stream.read(client, arn, None, go_on=lambda: False) == stream.Read([], "{}"), "out of time: next time"
+    assert scene.world.store.markers("load", scene.world.clock.now()).markers == []
 
 
 def test_07_silver_wakes_gold_of_the_same_schedule(tables: Any, site: Any):
     gold = {"traits": ("up:silver",), "watched": False}
     scene = Scene(tables(), *site, silver={}, gold=gold)
     scene.world.tick()
-    (marker,) = scene.world.store.markers("gold", scene.world.clock.now())
+    (marker,) = scene.world.store.markers("gold", scene.world.clock.now()).markers
     assert (marker.key, marker.source) == (Key("gold", DAY), "cascade:silver")
     scene.world.tick(marker)
     assert (scene.status("gold"), len(scene.site.jobs)) == (RunStatus.COMPLETED, 2)

@@ -5,6 +5,7 @@ The job service is honest on the wire: one token is one job, answers can be lost
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,7 +14,7 @@ import httpx
 
 from lockstep.kernel.clock import FakeClock
 from lockstep.kernel.ids import SeededIds
-from lockstep.readiness import config
+from lockstep.readiness import config, timing
 from lockstep.readiness.alerts import Dispatcher
 from lockstep.readiness.control import Control
 from lockstep.readiness.evaluators.builtin import Builtins
@@ -130,7 +131,7 @@ class World:
         self.control = Control(self.plane, self.driver)
         self.watchdog = Watchdog(self.plane)
         for plan in plans:
-            self.store.register(plan.pipeline, {}, origin="test")
+            self.store.register(plan.pipeline, {}, origin="test", since=timing.first_starts(plan, now))
 
     def new_driver(self, threads: int = 1, **limits: Any) -> Driver:
         return Driver(self.plane, Limits(threads=threads, **limits))
@@ -141,6 +142,9 @@ class World:
         value = self.readings.get(place, 0)
         if isinstance(value, Exception):
             raise value
+        if isinstance(value, threading.Event):
+            value.wait(30)
+            return {"lagSeconds": 0}
         return value if isinstance(value, dict) else {"lagSeconds": value}
 
     def read(self, value: Any, *, trait: str = "fresh", pipeline: str = "sales") -> None:
