@@ -18,6 +18,7 @@ from lockstep.readiness.model import (
     CancelRequested,
     Category,
     Emit,
+    Evaluated,
     Event,
     Execution,
     IllegalTransition,
@@ -70,6 +71,13 @@ class Backfilled(NamedTuple):
     skipped: Mapping[str, str]
 
 
+class Rehearsal(NamedTuple):
+    """What would become of an execution, and the events that it would leave behind."""
+
+    state: Execution
+    events: tuple[Emit, ...]
+
+
 class Control:
     """Requests. Thread-safe."""
 
@@ -91,16 +99,16 @@ class Control:
         return plan
 
     def key(self, pipeline: str, day: date | None, schedule: str | None) -> Key:
-        """An execution; without a date, the latest that is due by the schedule's own time zone."""
+        """An execution; without a date the one whose time it is, of the schedule or of all schedules."""
         plan = self.plan(pipeline)
-        chosen = plan.schedule(schedule) if schedule else plan.schedules[0]
-        if chosen is None:
+        chosen = [known for known in plan.schedules if schedule in (None, known.name)]
+        if not chosen or (day is not None and len(chosen) > 1):
             raise InvalidInput(
-                f"there is no schedule {schedule}.",
+                f"there is no schedule {schedule}." if schedule else "it has several schedules.",
                 unit=pipeline,
-                next_step=f"use one of {', '.join(known.name for known in plan.schedules)}.",
+                next_step=f"name one of {', '.join(known.name for known in plan.schedules)}.",
             )
-        return Key(pipeline, day or timing.local_date(self.now(), chosen.timezone), chosen.name)
+        return timing.current_key(plan, chosen, self.now()) if day is None else Key(pipeline, day, chosen[0].name)
 
     def execution(self, key: Key) -> Execution | None:
         """The execution as it is."""
@@ -124,6 +132,28 @@ class Control:
         stored = self.store.traits(key.pipeline, key, [trait.type for trait in plan.traits], now)
         return verdict.judge(plan, list(stored.values()), now)
 
+    def rehearse(self, key: Key) -> Rehearsal:
+        """What `run` would decide now, with real evaluators; nothing is written and nothing started.
+
+        Raises:
+            IllegalTransition: As `run` would.
+        """
+        now, plan = self.now(), self.plan(key.pipeline)._replace(dry_run=True)
+        known = self.execution(key)
+        state = rules.open_execution(plan, key, now, Reason.MANUAL).state if known is None else known
+        state = self._waiting(state)._replace(plan=plan, dry_run=True)
+        stored = self.store.traits(key.pipeline, key, [trait.type for trait in plan.traits], now)
+        results = self._plane.runner.evaluate(state, stored)
+        after, effects = rules.step(state, Evaluated(state.run_id, results), self.now())
+        return Rehearsal(after, tuple(effect for effect in effects if isinstance(effect, Emit)))
+
+    def _waiting(self, state: Execution) -> Execution:
+        if state.status is not RunStatus.PENDING:
+            raise IllegalTransition(
+                f"it is {state.status} already.", unit=str(state.key), next_step="use rerun to run it once more."
+            )
+        return state
+
     def run(self, key: Key) -> Execution:
         """Look at an execution now and start it if it is ready.
 
@@ -131,11 +161,7 @@ class Control:
             NotReady: It waits; it stays open and runs when it is ready.
             IllegalTransition: It has run already, is running, or the date is excluded.
         """
-        state = self.execution(key) or self._open(key, Reason.MANUAL)
-        if state.status is not RunStatus.PENDING:
-            raise IllegalTransition(
-                f"it is {state.status} already.", unit=str(key), next_step="use rerun to run it once more."
-            )
+        state = self._waiting(self.execution(key) or self._open(key, Reason.MANUAL))
         return self._ready_or_raise(self._request(state, Woken("manual"), Tick()))
 
     def rerun(self, key: Key, reason: Reason, why: str, rerun_id: str | None = None) -> Execution:

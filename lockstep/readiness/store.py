@@ -352,7 +352,7 @@ class Store:
             self._table.write([Merge(f"PIPELINE#{pipeline}", f"TRAIT#{result.trait}", values)])
 
     def traits(self, pipeline: str, slot: Key, types: Iterable[str], now: datetime) -> dict[str, TraitResult]:
-        """The stored answers for one execution; an undated push counts where the execution has no own answer."""
+        """The stored answers for one execution; a push, also one for all executions, goes before an evaluator's."""
         return self.traits_many({slot: types}, now)[slot]
 
     def traits_many(self, wanted: Mapping[Key, Iterable[str]], now: datetime) -> dict[Key, dict[str, TraitResult]]:
@@ -499,14 +499,13 @@ def _execution(item: Item, plan: Plan) -> Execution:
 
 
 def _answer(item: Item | None, key: Key, now: datetime) -> TraitResult | None:
+    """A push for this execution goes before one for all, and that before what an evaluator said."""
     if item is None:
         return None
-    for name in (_RESULT + _slot(key), _RESULT + UNDATED):
-        if name in item:
-            result = codec.decode_result(json.loads(item[name]))
-            if result.expires_at is None or now < result.expires_at:
-                return result
-    return None
+    names = (name for name in (_RESULT + _slot(key), _RESULT + UNDATED) if name in item)
+    results = (codec.decode_result(json.loads(item[name])) for name in names)
+    valid = [result for result in results if result.expires_at is None or now < result.expires_at]
+    return min(valid, key=lambda result: not result.pushed, default=None)
 
 
 def _run(item: Item) -> dict[str, Any]:

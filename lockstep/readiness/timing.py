@@ -7,7 +7,7 @@ does not belong here: what happens at those moments (rules.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 from typing import NamedTuple
@@ -141,14 +141,22 @@ def first_starts(plan: Plan, now: datetime) -> dict[str, datetime]:
     """
     if plan.catch_up:
         return {schedule.name: now - plan.catch_up for schedule in plan.schedules}
-    latest = {schedule.name: _latest_activation(schedule, now) for schedule in plan.schedules}
+    latest = {schedule.name: activation(schedule, latest_date(schedule, now)) for schedule in plan.schedules}
     current = max(latest.values())
     return {name: moment if moment == current else now for name, moment in latest.items()}
 
 
-def _latest_activation(schedule: SchedulePlan, now: datetime) -> datetime:
+def latest_date(schedule: SchedulePlan, now: datetime) -> date:
+    """The date whose execution became active last, excluded or not."""
     today = local_date(now, schedule.timezone)
-    return max(moment for back in (0, 1, 2) if (moment := activation(schedule, today - timedelta(days=back))) <= now)
+    return today if activation(schedule, today) <= now else today - timedelta(days=1)
+
+
+def current_key(plan: Plan, schedules: Iterable[SchedulePlan], now: datetime) -> Key:
+    """The execution of these schedules whose time it is: the one that became active last."""
+    dates = [(activation(one, day := latest_date(one, now)), day, one.name) for one in schedules]
+    _, day, name = max(dates)
+    return Key(plan.pipeline, day, name)
 
 
 def next_activation(plan: Plan, schedule: SchedulePlan, now: datetime, horizon_days: int = 400) -> Key | None:
