@@ -13,6 +13,7 @@ from typing import Any
 import dagster as dg
 
 import jobs.exports
+import jobs.readiness
 import jobs.selftest
 import jobs.windows
 import jobs.windows_producer
@@ -43,6 +44,7 @@ MODULES: tuple[ModuleType, ...] = (
     jobs.exports,
     sensors.exports,
     platform_assets.readiness,
+    jobs.readiness,
     sensors.readiness,
 )
 _LISTS = ("assets", "checks", "jobs", "schedules", "sensors")

@@ -69,7 +69,7 @@ class Catalogue:
             return []
         now = self._clock.now()
         known = {entry.pipeline: entry for entry in self._store.registered(now)}
-        changed = []
+        changed: list[str] = []
         for name, fields in self.registry.pipelines.items():
             if until is not None and self._clock.monotonic() >= until:
                 return changed

@@ -65,9 +65,8 @@ def _zone(text: str) -> str:
 
 
 def _clock(text: str) -> str:
-    clock = timing.parse_clock(text)
-    if clock is None or clock.days:
-        raise ValueError('must be a time of day such as "06:00", in quotes')
+    if timing.parse_clock(text) is None:
+        raise ValueError('must be a time such as "06:00", or "00:20+1" for the next day, in quotes')
     return text
 
 

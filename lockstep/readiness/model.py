@@ -273,7 +273,7 @@ class Budgets(NamedTuple):
 
 
 class SchedulePlan(NamedTuple):
-    """When an execution of each date becomes active. Times are local to `timezone`."""
+    """When an execution of each date becomes active, HH:MM or HH:MM+N days later. Times are local to `timezone`."""
 
     name: str = DEFAULT_SCHEDULE
     after: str = "00:00"
