@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from boto3.dynamodb.types import TypeDeserializer
 from botocore.exceptions import ClientError
 
+from lockstep.kernel.errors import InvalidInput
 from lockstep.kernel.logs import get_logger
 from lockstep.readiness.store import Marker, read_marker
 
@@ -55,8 +56,8 @@ def marker_of(record: Mapping[str, Any]) -> Marker | None:
         return None
     try:
         return read_marker({name: _load(value) for name, value in change["NewImage"].items()})
-    except (ValueError, TypeError, KeyError) as error:
-        _log.error("marker cannot be read", marker=str(change.get("Keys")), error=str(error))
+    except (InvalidInput, KeyError) as error:  # the sweep finds it too, and answers in the event log
+        _log.warning("marker cannot be read", marker=str(change.get("Keys")), error=str(error))
         return None
 
 

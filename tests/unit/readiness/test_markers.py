@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.kernel.errors import LostClaim
+from lockstep.readiness import stream
 from lockstep.readiness.model import (
     Budgets,
     Key,
@@ -103,6 +104,15 @@ def test_a_marker_that_names_no_execution_is_refused_aloud_and_stops_no_other(so
     assert [words in refusal for refusal in _refusals(world)] == [True]
     assert world.state(LONG_AGO).status is RunStatus.RUNNING
     assert world.store.markers("sales", world.clock.now()) == ([], {})
+
+
+def test_a_stream_record_of_such_a_marker_is_left_to_the_sweep():
+    def record(sort_key: str) -> dict[str, Any]:
+        image = {"PK": {"S": "MARKER#sales"}, "SK": {"S": sort_key}}
+        return {"eventName": "INSERT", "dynamodb": {"NewImage": image}}
+
+    assert stream.marker_of(record("yesterday")) is None
+    assert stream.marker_of(record("2019-02-28#daily")) == Marker(LONG_AGO, "marker")
 
 
 @pytest.mark.parametrize(
