@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import date, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import boto3
 import dagster as dg
 import pytest
 from typer.testing import CliRunner
@@ -24,7 +23,7 @@ from platform_assets.readiness import asset_name, key_of, partition_of, plans
 from resources.readiness import Deployment, build_alerts
 from resources.readiness_plane import ReadinessResource
 from sensors.readiness import readiness_sensor
-from stack import provision
+from tests.integration.readiness.tables import table_named
 
 pytestmark = pytest.mark.stack
 
@@ -32,19 +31,9 @@ pytestmark = pytest.mark.stack
 @pytest.fixture(scope="module")
 def readiness(stack: Any) -> Iterator[ReadinessResource]:
     """A table of its own: the stack's daemon steps whatever is due in the shared one, and would be quicker."""
-    environment = stack.site().environment
-    dynamodb = boto3.client(
-        "dynamodb",
-        endpoint_url=environment["AWS_ENDPOINT_URL_DYNAMODB"],
-        region_name=environment["AWS_DEFAULT_REGION"],
-        aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
-    )
-    table = next(table for table in provision.TABLES if table.name == "readiness")
     name = f"test-readiness-{secrets.token_hex(4)}"
-    dynamodb.create_table(**provision.definition(replace(table, name=name)))
-    yield ReadinessResource(table=name)
-    dynamodb.delete_table(TableName=name)
+    with table_named(stack, name):
+        yield ReadinessResource(table=name)
 
 
 @pytest.fixture
@@ -52,12 +41,17 @@ def deployment(readiness: ReadinessResource) -> Deployment:
     return readiness.deployment()
 
 
+@lru_cache(maxsize=1)
+def _repository() -> Any:
+    return defs.get_repository_def()
+
+
 def _tick(readiness: ReadinessResource, cursor: str | None = None) -> dg.SensorResult:
     with dg.DagsterInstance.ephemeral() as instance:
         context = dg.build_sensor_context(
             instance=instance,
             cursor=cursor,
-            repository_def=defs.get_repository_def(),
+            repository_def=_repository(),
             resources={"readiness": readiness},
         )
         result = readiness_sensor(context)

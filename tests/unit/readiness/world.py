@@ -142,6 +142,8 @@ class World:
         value = self.readings.get(place, 0)
         if isinstance(value, Exception):
             raise value
+        if callable(value):
+            value = value()
         if isinstance(value, threading.Event):
             value.wait(30)
             return {"lagSeconds": 0}
