@@ -18,7 +18,7 @@ from lockstep.readiness import stream
 from lockstep.readiness.model import Execution, Plan, Readiness, RunStatus
 from lockstep.readiness.store import Marker
 from lockstep.readiness.worker import Report
-from platform_assets.readiness import asset_name, check_results, describe, partition_of, plans
+from platform_assets.readiness import asset_name, check_results, describe, outcome_result, partition_of, plans
 from resources.readiness_plane import ReadinessResource
 
 MAX_CHECK_EVENTS = 200  # each costs a write; outcomes are never left out
@@ -98,7 +98,7 @@ def _events(report: Report) -> list[Event]:
         plan = _PLANS.get(after.key.pipeline)
         if plan is None:
             continue  # registered through the API: it has no asset until it is in a file
-        outcomes += _outcome(before, after, partition_of(plan, after.key))
+        outcomes += _outcome(plan, before, after)
         if after.readiness is not None and (
             before.readiness is None or before.readiness.signature != after.readiness.signature
         ):
@@ -108,22 +108,32 @@ def _events(report: Report) -> list[Event]:
 
 def _answers(plan: Plan, readiness: Readiness) -> Iterator[Event]:
     for result in check_results(plan, readiness):
-        yield dg.AssetCheckEvaluation(
-            asset_key=dg.AssetKey(asset_name(plan.pipeline)),
-            check_name=str(result.check_name),
-            passed=result.passed,
-            severity=result.severity,
-            metadata=result.metadata,
-        )
+        yield _evaluation(plan, result)
 
 
-def _outcome(before: Execution, after: Execution, partition: str) -> Iterator[Event]:
-    asset, metadata = asset_name(after.key.pipeline), describe(after)
-    if after.status.is_success and not before.status.is_success and not after.dry_run:
+def _evaluation(plan: Plan, result: dg.AssetCheckResult) -> dg.AssetCheckEvaluation:
+    return dg.AssetCheckEvaluation(
+        asset_key=dg.AssetKey(asset_name(plan.pipeline)),
+        check_name=str(result.check_name),
+        passed=result.passed,
+        severity=result.severity,
+        description=result.description,
+        metadata=result.metadata,
+    )
+
+
+def _outcome(plan: Plan, before: Execution, after: Execution) -> Iterator[Event]:
+    """What an execution has become: green when it is done, red by its check when it is over without that."""
+    if after.dry_run:
+        return
+    asset, partition, metadata = asset_name(plan.pipeline), partition_of(plan, after.key), describe(after)
+    if after.status.is_success and not before.status.is_success:
         yield dg.AssetMaterialization(asset_key=asset, partition=partition, metadata=metadata)
+        yield _evaluation(plan, outcome_result(plan, after))
     elif after.status in (RunStatus.FAILED, RunStatus.CANCELLED) and not before.status.is_terminal:
         words = f"{after.key} {after.status.value.lower()}"
         yield dg.AssetObservation(asset_key=asset, partition=partition, description=words, metadata=metadata)
+        yield _evaluation(plan, outcome_result(plan, after))
 
 
 sensors = [readiness_sensor]
