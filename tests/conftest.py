@@ -23,7 +23,8 @@ from lockstep.kernel.settings import PROJECT_ROOT, load_settings
 if TYPE_CHECKING:
     from stack.lifecycle import Stack
 
-TEST_HOME = PROJECT_ROOT / ".lockstep-test"
+# Mutated copies of the tree run their tests on the stack of the tree they were copied from.
+TEST_HOME = Path(os.environ.get("LOCKSTEP_TEST_HOME", PROJECT_ROOT / ".lockstep-test"))
 
 # The user's own settings must not steer the tests.
 for _name in [name for name in os.environ if name.startswith(("LOCKSTEP_", "AWS_", "DAGSTER_", "PG"))]:
