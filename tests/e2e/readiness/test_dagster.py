@@ -16,7 +16,7 @@ from lockstep.readiness.triggers.base import Job
 from lockstep.readiness.triggers.dagster import DagsterGraph, DagsterTrigger
 from platform_assets.readiness import asset_name
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.platform]
 
 DEADLINE_SECONDS = 240
 
