@@ -134,13 +134,15 @@ class Driver:
         wanted, due = self._wanted(plans, markers, now, report)
         states = self._store.load_many({key: plans[key.pipeline] for key in wanted}, now)
         self._opened |= {key for key in due if key in states and not _is_rehearsal(states[key])}
-        idle = {key: asking for key, asking in wanted.items() if key not in self._busy}
+        busy = frozenset(self._busy)
+        self._collect(report)  # what threads of earlier ticks have found; who is not busy now has told it by now
+        idle = {key: asking for key, asking in wanted.items() if key not in busy}
         work = self._prepare(idle, due, states, plans, now)
         self._work_through(work[: self._limits.executions], deadline)
         outcomes = self._collect(report)
         asked = {entry.key for entry in work}
         report.looked_at, report.left_over = len(wanted), len(asked - outcomes.keys())
-        heard = {key for key, outcome in outcomes.items() if outcome.settled}
+        heard = {key for key in asked & outcomes.keys() if outcomes[key].settled}
         self._settle(markers, heard | (idle.keys() - asked), plans)
         self._store.beat("driver", now, timedelta(days=1))
         return report
@@ -241,16 +243,19 @@ class Driver:
     def _one(self, entry: _Work) -> None:
         self._busy.add(entry.key)
         try:
-            outcome = self._step(entry)
+            self._outcomes.put(self._outcome(entry))
+        finally:
+            self._busy.discard(entry.key)
+
+    def _outcome(self, entry: _Work) -> _Outcome:
+        try:
+            return self._step(entry)
         except LostClaim:
-            outcome = _Outcome(entry.key, settled=False)  # another driver has it; the markers are still to be heard
+            return _Outcome(entry.key, settled=False)  # another driver has it; the markers are still to be heard
         except Exception as error:
             # One pipeline's trouble stays its own; the tick tells it in its report and in the log.
             _log.error("execution not stepped", execution=str(entry.key), error=str(error))
-            outcome = _Outcome(entry.key, settled=False, failure=f"{type(error).__name__}: {error}"[:300])
-        finally:
-            self._busy.discard(entry.key)
-        self._outcomes.put(outcome)
+            return _Outcome(entry.key, settled=False, failure=f"{type(error).__name__}: {error}"[:300])
 
     def _step(self, entry: _Work) -> _Outcome:
         state = entry.known

@@ -300,7 +300,11 @@ def test_an_evaluator_that_hangs_holds_its_own_execution_and_neither_the_tick_no
     report = world.driver.tick(until=world.clock.monotonic() + 0.5)
     assert not go_on.is_set(), "the tick came back although nobody answered"
     assert ([after.key for _, after in report.moved], report.left_over) == ([quick], 1)
-    assert world.driver.tick(until=world.clock.monotonic() + 0.5).left_over == 0, "it is left to its thread"
+    told = Marker(slow, "external", NOW)
+    world.store.put_marker(told)
+    report = world.driver.tick([told], until=world.clock.monotonic() + 0.5)
+    assert report.left_over == 0, "it is left to its thread"
+    assert len(world.store.markers("slow", NOW).markers) == 1, "and what asks for it meanwhile is still to be heard"
     assert world.asked.count(("slow", "fresh")) == 1
     go_on.set()
     for thread in threading.enumerate():
