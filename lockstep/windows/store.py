@@ -6,8 +6,8 @@ queue in DynamoDB (ledger.py), the order of work (worker.py).
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -15,10 +15,12 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from lockstep.kernel.crash import crash_point
-from lockstep.kernel.errors import LostClaim, Terminal, Transient
+from lockstep.kernel.errors import LostClaim, Terminal
 from lockstep.kernel.lease import Lease
-from lockstep.kernel.postgres import Connection, transaction, translated
-from lockstep.warehouse.dialect import DELETE, UPSERT, Change, quoted
+from lockstep.kernel.postgres import Connection, OwnConnection, transaction, translated
+from lockstep.warehouse.dialect import DELETE, UPSERT, Change, Step, name_list, quoted
+from lockstep.warehouse.evolve import read_tables
+from lockstep.warehouse.model import Table
 from lockstep.warehouse.postgres import PostgresDialect
 from lockstep.windows.model import Window, WindowKind
 
@@ -76,6 +78,8 @@ VALUES (%(actor)s, %(action)s, %(vault)s, %(stop)s, %(reason)s, %(detail)s)"""
 _AUDITS = """
 SELECT at, actor, action, stop, reason FROM windows.audit WHERE vault = %s ORDER BY id DESC LIMIT %s"""
 
+_SCHEMAS = "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s) ORDER BY 1"
+
 BEGINNING = datetime(2000, 1, 1, tzinfo=UTC)
 """Where every full archive starts; a lane there waits for its first full load."""
 
@@ -108,16 +112,9 @@ class Claim:
     lease: Lease
     epoch: int
     watermark: datetime
-
-    @property
-    def vault(self) -> str:
-        """The vault of the lane."""
-        return self.lease.lane
-
-    @property
-    def fence(self) -> int:
-        """The number that rises with every claim."""
-        return self.lease.fence
+    vault: str
+    fence: int
+    """The number that rises with every claim, given by the sink itself."""
 
 
 @dataclass(frozen=True)
@@ -153,15 +150,16 @@ class Applied:
 
 
 class WindowStore:
-    """Lanes and ledger in the warehouse. Thread-safe; reopens its connection when it breaks.
+    """Lanes, ledger and data of a PostgreSQL warehouse. Reopens its connections when they break.
 
-    Windows are applied on a connection that the worker brings, so that a heartbeat never waits for data.
+    Lanes and ledger are thread-safe. Windows are applied on a second connection, by one thread at a time, so that a
+    heartbeat never waits for data.
     """
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
-        self._connection: Connection | None = None
-        self._lock = threading.Lock()
+        self._own = OwnConnection(connect)
+        self._data: Connection | None = None
         self._dialect = PostgresDialect()
 
     def lane(self, vault: str) -> Lane | None:
@@ -180,7 +178,7 @@ class WindowStore:
         if not found:
             return None
         fence, epoch, watermark, until = found[0]
-        return Claim(Lease(vault, owner, int(fence), ttl, until), int(epoch), watermark)
+        return Claim(Lease(vault, owner, int(fence), ttl, until), int(epoch), watermark, vault, int(fence))
 
     def renew(self, lease: Lease) -> Lease:
         """Extend a lease; `LostClaim` if a newer fence exists. The kernel's `Heartbeat` calls this."""
@@ -193,7 +191,7 @@ class WindowStore:
         """Give the lane back. A lane that a newer fence holds is left alone."""
         self._run(_RELEASE, {"vault": lease.lane, "owner": lease.owner, "fence": lease.fence})
 
-    def apply(self, connection: Connection, claim: Claim, staged: Staged, schema: str) -> Applied:
+    def apply(self, claim: Claim, staged: Staged, schema: str) -> Applied:
         """Apply one window in one transaction: deletes, upserts, ledger row, watermark.
 
         Raises:
@@ -201,48 +199,38 @@ class WindowStore:
             Terminal: The data cannot be applied; nothing was written.
             Transient: The outcome is unknown; `find` tells it.
         """
-        window = staged.window
         values = self._values(claim, staged)
-        with translated("applying", unit=str(window)):
-            with transaction(connection, what=f"applying {window}"):
-                self._guard(connection, claim)
-                crash_point("windows.apply.after_guard")
-                counts = self._move(connection, staged, schema)
-                values |= {"counts": Jsonb(counts), "rows": _changed(counts)}
-                values["applied_at"] = _record(connection, values)
-                if connection.execute(_ADVANCE, values).rowcount != 1:
-                    raise _lost(claim.vault, claim.fence)
-                crash_point("windows.apply.before_commit")
-            crash_point("windows.apply.after_commit")
+        with self._writing(f"applying {staged.window}") as connection:
+            self._guard(connection, claim)
+            crash_point("windows.apply.after_guard")
+            counts = self._move(connection, staged, schema)
+            values |= {"counts": Jsonb(counts), "rows": _changed(counts)}
+            values["applied_at"] = _record(connection, values)
+            if connection.execute(_ADVANCE, values).rowcount != 1:
+                raise _lost(claim.vault, claim.fence)
+            crash_point("windows.apply.before_commit")
+        crash_point("windows.apply.after_commit")
         return self._applied(values, counts)
 
-    def append(self, connection: Connection, claim: Claim, staged: Staged, schema: str) -> Applied:
+    def append(self, claim: Claim, staged: Staged, schema: str) -> Applied:
         """Apply a log archive: keyed rows and a ledger row in one transaction, the watermark untouched."""
         values = self._values(claim, staged)
-        with translated("appending", unit=str(staged.window)), transaction(connection):
+        with self._writing(f"appending {staged.window}") as connection:
             self._guard(connection, claim)
             counts = self._move(connection, staged, schema)
             values |= {"counts": Jsonb(counts), "rows": _changed(counts)}
             values["applied_at"] = _record(connection, values)
         return self._applied(values, counts)
 
-    def fill(self, connection: Connection, staged: Staged, schema: str) -> dict[str, dict[str, int]]:
-        """Move a staged full load into tables that nobody reads yet."""
-        with translated("filling", unit=str(staged.window)), transaction(connection):
+    def fill(self, staged: Staged, schema: str) -> dict[str, dict[str, int]]:
+        """Move a staged window into tables that nobody reads yet."""
+        with self._writing(f"filling {staged.window}") as connection:
             return self._move(connection, staged, schema)
 
-    def swap(
-        self,
-        connection: Connection,
-        claim: Claim,
-        staged: Staged,
-        counts: Mapping[str, Any],
-        names: tuple[str, str, str],
-    ) -> Applied:
+    def swap(self, claim: Claim, staged: Staged, counts: Mapping[str, Any], names: tuple[str, str, str]) -> Applied:
         """Put the new tables in place of the old ones and set epoch and watermark, in one transaction.
 
         Args:
-            connection: The worker's connection.
             claim: The lane; its fence and epoch are the condition.
             staged: The full load.
             counts: What `fill` moved.
@@ -253,7 +241,7 @@ class WindowStore:
         has_history = bool(self.history(claim.vault, kinds=("full", *CHAIN)))
         values |= {"new_epoch": claim.epoch + has_history, "opened_by": f"full load {staged.window.stoptime}"}
         values |= {"counts": Jsonb(dict(counts)), "rows": _changed(counts)}
-        with translated("swapping", unit=str(staged.window)), transaction(connection):
+        with self._writing(f"swapping {staged.window}") as connection:
             self._guard(connection, claim)
             if connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (live,)).rowcount:
                 connection.execute(f"ALTER SCHEMA {quoted(live)} RENAME TO {quoted(old)}".encode())
@@ -264,6 +252,40 @@ class WindowStore:
             crash_point("windows.swap.before_commit")
         crash_point("windows.swap.after_commit")
         return self._applied(values | {"epoch": values["new_epoch"]}, counts)
+
+    def transact(self, steps: Iterable[Step], *, unit: str) -> None:
+        """Run the steps in one transaction: all of them, or none."""
+        with self._writing(f"writing for {unit}") as connection:
+            for step in steps:
+                connection.execute(step.sql.encode(), step.parameters or None)
+
+    def renew_schema(self, name: str) -> None:
+        """An empty schema of this name, whatever was there."""
+        with self._writing(f"making {name}") as connection:
+            connection.execute(f"DROP SCHEMA IF EXISTS {quoted(name)} CASCADE".encode())
+            connection.execute(f"CREATE SCHEMA {quoted(name)}".encode())
+
+    def drop_schemas(self, prefix: str) -> None:
+        """Drop the schemas whose names begin so: what dead workers left, or scratch tables."""
+        for (name,) in self._run(_SCHEMAS, (prefix,)):
+            self._run(f"DROP SCHEMA IF EXISTS {quoted(name)} CASCADE", None)
+
+    def tables(self, schema: str) -> dict[str, Table]:
+        """The tables of a schema as they are now, by name."""
+        return read_tables(self._opened(), schema)
+
+    def count(self, schema: str, table: str) -> int:
+        """The rows of a table."""
+        return int(self._run(f"SELECT count(*) FROM {quoted(schema, table)}", None)[0][0])  # noqa: S608
+
+    def only_in(self, schema: str, other: str, table: Table) -> int:
+        """How many rows `schema` has that `other` does not have."""
+        columns = name_list([column.name for column in table.columns])
+        query = (
+            f"SELECT count(*) FROM (SELECT {columns} FROM {quoted(schema, table.name)} "  # noqa: S608
+            f"EXCEPT ALL SELECT {columns} FROM {quoted(other, table.name)}) AS difference"
+        )
+        return int(self._run(query, None)[0][0])
 
     def find(self, vault: str, load_id: str) -> Applied | None:
         """The ledger row that one attempt wrote, or None: what really happened when an answer was lost."""
@@ -297,8 +319,7 @@ class WindowStore:
             "counts": Jsonb({}),
             "sha256": "",
         }
-        connection = self._connect()
-        with connection, transaction(connection, what="skipping"):
+        with self._writing("skipping") as connection:
             self._guard(connection, claim)
             _record(connection, values)
             if connection.execute(_ADVANCE, values).rowcount != 1:
@@ -339,9 +360,21 @@ class WindowStore:
         return self._run(_AUDITS, (vault, limit))
 
     def close(self) -> None:
-        """Close the connection; the next call opens one."""
-        with self._lock:
-            self._drop()
+        """Close both connections; the next call opens what it needs."""
+        self._own.close()
+        if self._data is not None:
+            self._data.close()
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[Connection]:
+        """One transaction on the data connection."""
+        with translated(what), transaction(self._opened(), what=what) as connection:
+            yield connection
+
+    def _opened(self) -> Connection:
+        if self._data is None or self._data.closed or self._data.broken:
+            self._data = self._connect()
+        return self._data
 
     def _values(self, claim: Claim, staged: Staged) -> dict[str, Any]:
         window = staged.window
@@ -391,21 +424,7 @@ class WindowStore:
         return Applied(**plain, counts=counts, sha256=values["sha256"], applied_at=values["applied_at"])
 
     def _run(self, statement: str, parameters: Any) -> list[Any]:
-        with self._lock:
-            try:
-                with translated("ledger call"):
-                    if self._connection is None or self._connection.closed:
-                        self._connection = self._connect()
-                    cursor = self._connection.execute(statement.encode(), parameters)
-                    return cursor.fetchall() if cursor.description else []
-            except Transient:
-                self._drop()  # the next call starts on a fresh connection
-                raise
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
+        return self._own.run(statement, parameters, what="ledger call")
 
 
 def _changed(counts: Mapping[str, Mapping[str, int]]) -> int:
