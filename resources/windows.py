@@ -86,7 +86,7 @@ class WindowsResource(dg.ConfigurableResource):
             yield WindowWorker(store, self.ledger(), preparer, outside=outside)
 
     def _open_s3(self) -> Callable[[], Any]:
-        return partial(aws_client, "s3", region=self.region_name)
+        return partial(aws_client, "s3", region=self.region_name, guarded=False)  # staging compares sha256
 
     def _connect(self) -> Callable[[], postgres.Connection]:
         return partial(postgres.connect, self.dsn, application_name="lockstep-windows", statement_timeout=600.0)

@@ -35,6 +35,10 @@ _LEDGER = (
     "%(counts)s, %(sha256)s, %(applied_at)s)"
 )
 # Keys are not enforced in Redshift and snapshot isolation allows write skew: the row itself must change.
+_GUARD = (
+    "UPDATE windows.apply_control SET updated_at = %(applied_at)s "
+    "WHERE vault = %(vault)s AND fence = %(fence)s AND epoch = %(epoch)s"
+)
 _ADVANCE = (
     "UPDATE windows.apply_control SET watermark = %(stop)s WHERE vault = %(vault)s AND watermark = %(start)s "
     "AND fence = %(fence)s AND epoch = %(epoch)s"
@@ -45,6 +49,11 @@ CLAIM = "watermark, fence and epoch"
 
 LOCKED = (Step("BEGIN"), Step("LOCK TABLE windows.apply_control"))
 """How every writing transaction begins: the lock comes before the snapshot is taken."""
+
+
+def guarded(values: dict[str, Any]) -> Step:
+    """Proof that the lane is ours, before anything is loaded."""
+    return Step(_GUARD, values, 1, CLAIM)
 
 
 def recorded(values: dict[str, Any]) -> Step:
@@ -102,7 +111,7 @@ class RedshiftDialect:
         """All statements of one window, BEGIN to COMMIT."""
         values = dict(ledger)
         moved = self.moves(schema, changes, sources)
-        return [*LOCKED, *moved, recorded(values), Step(_ADVANCE, values, 1, CLAIM), Step("COMMIT")]
+        return [*LOCKED, guarded(values), *moved, recorded(values), Step(_ADVANCE, values, 1, CLAIM), Step("COMMIT")]
 
     def moves(self, schema: str, changes: Sequence[Change], sources: Mapping[str, Sources]) -> list[Step]:
         """Staging, counting, deletes and merges, table by table in one fixed order."""

@@ -133,8 +133,7 @@ class CopyWriter:
             with self._connection.transaction(), self._connection.cursor() as cursor:
                 for (table, columns), parts in groups.items():
                     with cursor.copy(self._dialect.copy_into(self._stage, table, columns).encode()) as copy:
-                        for rows in parts:
-                            copy.write(_encoded(rows))
+                        copy.write(_encoded(parts))
         except psycopg.Error as error:
             raise _copy_error(error, table) from None
 
@@ -146,11 +145,12 @@ class CopyWriter:
         self._connection.close()
 
 
-def _encoded(rows: pa.Table) -> Any:
+def _encoded(parts: Sequence[pa.Table]) -> Any:
+    import pyarrow as pa  # noqa: PLC0415
     from pyarrow import csv  # noqa: PLC0415
 
     sink = io.BytesIO()
-    csv.write_csv(rows, sink, csv.WriteOptions(include_header=False, quoting_style="needed"))
+    csv.write_csv(pa.concat_tables(parts), sink, csv.WriteOptions(include_header=False, quoting_style="needed"))
     return sink.getbuffer()
 
 

@@ -6,7 +6,6 @@ and checking the vendor's files (staging.py), the COPY statement (lockstep/wareh
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -105,12 +104,17 @@ class FileWriter:
 
     def write(self, pieces: Sequence[Piece]) -> None:
         """Write the pieces. A file that no manifest names is never loaded, so half a call does no harm."""
-        for piece in pieces:
-            body = _encoded(piece)
-            files = self._files.setdefault(piece.load, {}).setdefault((piece.object, piece.kind), [])
-            key = f"{self._stage}{piece.load:x}/{piece.object}_{piece.kind}_{len(files):05}.csv"
+        bodies = [_encoded(piece) for piece in pieces]  # all are checked before one is written
+        written: dict[int, dict[tuple[str, str], list[str]]] = {}
+        for piece, body in zip(pieces, bodies, strict=True):
+            known = self._files.get(piece.load, {}).get((piece.object, piece.kind), [])
+            fresh = written.setdefault(piece.load, {}).setdefault((piece.object, piece.kind), [])
+            key = f"{self._stage}{piece.load:x}/{piece.object}_{piece.kind}_{len(known) + len(fresh):05}.csv"
             self._put(key, body)
-            files.append(f"s3://{self._bucket}/{key}")
+            fresh.append(f"s3://{self._bucket}/{key}")
+        for load, tables in written.items():
+            for table, files in tables.items():
+                self._files.setdefault(load, {}).setdefault(table, []).extend(files)
 
     def finish(self, load: int) -> None:
         """Write the COPY manifests of a load."""
@@ -126,18 +130,21 @@ class FileWriter:
 
 
 def _encoded(piece: Piece) -> bytes:
-    """CSV in the order of COPY's columns, with a mark for NULL: COPY cannot tell a quoted nothing from a bare one."""
+    """CSV in the order of COPY's columns: every value in quotes, a bare mark for NULL.
+
+    COPY cannot tell a quoted nothing from a bare one, and Arrow's own writer would quote the mark too.
+    """
     import pyarrow as pa  # noqa: PLC0415
-    from pyarrow import csv  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
 
     _check(piece)
     tags = (ROW,) if piece.kind == UPSERT else (DELETED, ROW)
-    names = [*piece.columns, *tags]
-    columns = [piece.rows.column(name).cast(pa.string()).fill_null(NULL_MARK) for name in names]
-    sink = io.BytesIO()
-    options = csv.WriteOptions(include_header=False, quoting_style="needed")
-    csv.write_csv(pa.table(columns, names=names), sink, options)
-    return sink.getvalue()
+    cells = []
+    for name in (*piece.columns, *tags):
+        text = pc.replace_substring(piece.rows.column(name).cast(pa.string()), '"', '""')
+        cells.append(pc.binary_join_element_wise('"', text, '"', "").fill_null(NULL_MARK))
+    lines = pc.binary_join_element_wise(*cells, ",")
+    return ("\n".join(lines.to_pylist()) + "\n").encode()
 
 
 def _check(piece: Piece) -> None:

@@ -22,7 +22,7 @@ from lockstep.kernel.lease import Lease, LeaseStore
 from lockstep.warehouse.dialect import Step, name_list, quoted
 from lockstep.warehouse.evolve import read_tables
 from lockstep.warehouse.model import Table
-from lockstep.warehouse.redshift import CLAIM, LOCKED, RedshiftDialect, recorded
+from lockstep.warehouse.redshift import CLAIM, LOCKED, RedshiftDialect, guarded, recorded
 from lockstep.warehouse.session import Session
 from lockstep.windows.redshift_place import sources
 from lockstep.windows.store import CHAIN, Applied, Claim, Lane, Staged
@@ -49,10 +49,6 @@ _OPEN = """
 INSERT INTO windows.apply_control (vault, epoch, watermark, fence, opened_by, updated_at)
 VALUES (%(vault)s, %(epoch)s, %(watermark)s, 0, %(opened_by)s, %(now)s)"""
 _FENCE = "UPDATE windows.apply_control SET fence = fence + 1, updated_at = %(now)s WHERE vault = %(vault)s"
-# The row itself must change: snapshot isolation would let two transactions that only read it both commit.
-_GUARD = """
-UPDATE windows.apply_control SET updated_at = %(applied_at)s
- WHERE vault = %(vault)s AND fence = %(fence)s AND epoch = %(epoch)s"""
 _ADVANCE = """
 UPDATE windows.apply_control SET watermark = %(stop)s
  WHERE vault = %(vault)s AND watermark = %(start)s AND fence = %(fence)s AND epoch = %(epoch)s"""
@@ -153,7 +149,7 @@ class RedshiftStore:
         """Apply a log archive: keyed rows and a ledger row in one transaction, the watermark untouched."""
         values = self._values(claim, staged)
         moves = self._dialect.moves(schema, staged.changes, sources(self._bucket, staged))
-        self.transact([Step(_GUARD, values, 1, CLAIM), *moves, recorded(values)], unit=str(staged.window))
+        self.transact([guarded(values), *moves, recorded(values)], unit=str(staged.window))
         return _applied(values)
 
     def fill(self, staged: Staged, schema: str) -> dict[str, dict[str, int]]:
@@ -170,7 +166,7 @@ class RedshiftStore:
         values |= {"new_epoch": claim.epoch + has_history, "opened_by": f"full load {staged.window.stoptime}"}
         moved = {**values, "epoch": values["new_epoch"]}
         present = self._rows("SELECT 1 FROM pg_namespace WHERE nspname = %(name)s", {"name": live})
-        steps = [Step(_GUARD, values, 1, CLAIM)]
+        steps = [guarded(values)]
         steps += [Step(f"ALTER SCHEMA {quoted(live)} RENAME TO {quoted(old)}")] if present else []
         steps += [Step(f"ALTER SCHEMA {quoted(fresh)} RENAME TO {quoted(live)}"), recorded(moved)]
         self.transact([*steps, Step(_REBASE, values, 1, CLAIM)], unit=str(staged.window))

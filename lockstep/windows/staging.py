@@ -11,7 +11,9 @@ import hashlib
 import re
 import secrets
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +38,8 @@ WHOLE_BYTES = 4 * 2**20
 FLUSH_BYTES = 16 * 2**20
 BLOCK_BYTES = 2**20
 CHUNK_BYTES = 2**18
+READERS = 4
+FILES_AHEAD = 8
 
 _RESULT = "number int, load bigint, failure string, message string, doubled string"
 _ROW_SHAPE = re.compile(r"Row #\d+: Expected \d+ columns, got \d+")
@@ -112,8 +116,9 @@ def stage(spark: SparkSession, target: StageTarget, jobs: Sequence[StageJob]) ->
 
 def stage_share(target: StageTarget, jobs: Sequence[StageJob]) -> Iterator[StageResult]:
     """What one task does: read, check and copy its windows; also what runs where there is no Spark."""
-    with closing(target.open_writer()) as writer:
-        batch = _Batch(target, writer)
+    client = cached(target.open_s3)
+    with closing(target.open_writer()) as writer, _Fetcher(client, target.bucket, jobs) as fetcher:
+        batch = _Batch(target, writer, fetcher)
         for job in jobs:
             batch.add(job)
             if batch.size > FLUSH_BYTES:
@@ -156,13 +161,58 @@ class _Loaded:
     error: LockstepError | None = None
 
 
+class _Fetcher:
+    """Gets small files ahead of their turn, a few at a time: over a network each costs more waiting than work."""
+
+    def __init__(self, client: Any, bucket: str, jobs: Sequence[StageJob]) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._rest = iter([file for job in jobs for file in job.files if file.bytes <= WHOLE_BYTES])
+        self._next = next(self._rest, None)
+        self._under_way: deque[tuple[RawFile, Future[bytes]]] = deque()
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="get")
+
+    def __enter__(self) -> _Fetcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def body(self, file: RawFile) -> bytes:
+        """The bytes of a small file. Files come in the order of the jobs; those of a window that failed are passed."""
+        self._ask()
+        while True:
+            known, future = self._under_way.popleft()
+            self._ask()
+            if known.key == file.key:
+                return future.result()
+
+    def chunks(self, file: RawFile) -> Iterator[bytes]:
+        """The bytes of a large file, piece by piece."""
+        answer = self._client.get_object(Bucket=self._bucket, Key=file.key)
+        yield from answer["Body"].iter_chunks(CHUNK_BYTES)
+
+    def _ask(self) -> None:
+        size = sum(file.bytes for file, _ in self._under_way)
+        while self._next is not None and len(self._under_way) < FILES_AHEAD:
+            if self._under_way and size + self._next.bytes > WHOLE_BYTES:
+                return
+            size += self._next.bytes
+            self._under_way.append((self._next, self._pool.submit(self._get, self._next)))
+            self._next = next(self._rest, None)
+
+    def _get(self, file: RawFile) -> bytes:
+        body: bytes = self._client.get_object(Bucket=self._bucket, Key=file.key)["Body"].read()
+        return body
+
+
 class _Batch:
     """Windows that are read but not yet written. One call of the writer serves all of them."""
 
-    def __init__(self, target: StageTarget, writer: Writer) -> None:
+    def __init__(self, target: StageTarget, writer: Writer, fetcher: _Fetcher) -> None:
         self._target = target
         self._writer = writer
-        self._s3 = cached(target.open_s3)
+        self._fetcher = fetcher
         self._loaded: list[_Loaded] = []
         self.size = 0
 
@@ -179,6 +229,15 @@ class _Batch:
             loaded.error = _known(error, job.unit)
 
     def flush(self) -> Iterator[StageResult]:
+        """Write what is in memory and say what became of each window."""
+        self._spill()
+        for one in self._loaded:
+            if one.error is None:
+                self._finish(one)
+            yield StageResult(one.job.number, one.load, one.error, frozenset(one.doubled))
+        self._loaded = []
+
+    def _spill(self) -> None:
         """Write what is in memory. If that fails, write window by window, so that the fault finds its owner."""
         whole = [one for one in self._loaded if one.error is None]
         try:
@@ -187,10 +246,8 @@ class _Batch:
             for one in whole:
                 self._write_alone(one)
         for one in self._loaded:
-            if one.error is None:
-                self._finish(one)
-            yield StageResult(one.job.number, one.load, one.error, frozenset(one.doubled))
-        self._loaded, self.size = [], 0
+            one.pieces.clear()
+        self.size = 0
 
     def _write_alone(self, loaded: _Loaded) -> None:
         try:
@@ -212,7 +269,7 @@ class _Batch:
         if file.bytes > WHOLE_BYTES:
             self._stream(loaded, file, table)
             return
-        body = self._s3.get_object(Bucket=self._target.bucket, Key=file.key)["Body"].read()
+        body = self._fetcher.body(file)
         _check_digest(hashlib.sha256(body).hexdigest(), file, loaded.job.unit)
         rows = _parse(pa.BufferReader(body), file, loaded.job.unit)
         _check_rows(rows.num_rows, file, loaded.job.unit)
@@ -222,6 +279,8 @@ class _Batch:
         if rows.num_rows:
             loaded.pieces.append(_tagged(rows, file, table, loaded.load, 0))
             self.size += len(body)
+            if self.size > FLUSH_BYTES:
+                self._spill()  # one window of many files must not fill the memory either
 
     def _stream(self, loaded: _Loaded, file: RawFile, table: Table) -> None:
         """Bounded memory: to disk with the digest, then block by block into the database."""
@@ -230,7 +289,7 @@ class _Batch:
             loaded.doubled.add(file.object)  # a set of all keys would not be bounded; the sink looks itself
         with tempfile.TemporaryFile() as disk:
             digest = hashlib.sha256()
-            for chunk in self._s3.get_object(Bucket=self._target.bucket, Key=file.key)["Body"].iter_chunks(CHUNK_BYTES):
+            for chunk in self._fetcher.chunks(file):
                 digest.update(chunk)
                 disk.write(chunk)
             _check_digest(digest.hexdigest(), file, unit)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from psycopg import Cursor, Pipeline
 from psycopg.types.json import Jsonb
 
 from lockstep.kernel.crash import crash_point
@@ -83,6 +84,8 @@ _SCHEMAS = "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s) ORDE
 BEGINNING = datetime(2000, 1, 1, tzinfo=UTC)
 """Where every full archive starts; a lane there waits for its first full load."""
 
+Answer = Cursor[Any]
+
 CHAIN = (WindowKind.INCREMENTAL.value, "gap")
 
 
@@ -149,6 +152,29 @@ class Applied:
     applied_at: datetime
 
 
+@dataclass
+class _Moves:
+    """The statements of a window that were sent, and what they answer once the pipeline is synchronized."""
+
+    changes: Sequence[Change]
+    staged: Answer | None = None
+    deletes: dict[str, Answer] = field(default_factory=dict)
+    upserts: dict[str, Answer] = field(default_factory=dict)
+
+    def counts(self, window: Window) -> dict[str, dict[str, int]]:
+        """Rows by table, after a comparison of what was staged with the manifest; raises `Terminal` if they differ."""
+        _check_counts(window, self.changes, self.staged.fetchall() if self.staged is not None else [])
+        found: dict[str, dict[str, int]] = {}
+        for change in self.changes:
+            name = change.table.name
+            found[name] = {"upserts": change.upserts, "deletes": change.deletes}
+            if name in self.deletes:
+                found[name]["deleted"] = self.deletes[name].rowcount
+            if name in self.upserts:
+                found[name]["upserted"] = self.upserts[name].rowcount
+        return found
+
+
 class WindowStore:
     """Lanes, ledger and data of a PostgreSQL warehouse. Reopens its connections when they break.
 
@@ -200,14 +226,19 @@ class WindowStore:
             Transient: The outcome is unknown; `find` tells it.
         """
         values = self._values(claim, staged)
-        with self._writing(f"applying {staged.window}") as connection:
-            self._guard(connection, claim)
+        with self._writing(f"applying {staged.window}") as (connection, pipeline):
+            guard = self._guard(connection, claim)
             crash_point("windows.apply.after_guard")
-            counts = self._move(connection, staged, schema)
+            moves = self._queue_moves(connection, staged, schema)
+            pipeline.sync()
+            self._check_guard(guard, claim)
+            counts = moves.counts(staged.window)
             values |= {"counts": Jsonb(counts), "rows": _changed(counts)}
-            values["applied_at"] = _record(connection, values)
-            if connection.execute(_ADVANCE, values).rowcount != 1:
+            recorded, advanced = connection.execute(_RECORD, values), connection.execute(_ADVANCE, values)
+            pipeline.sync()
+            if advanced.rowcount != 1:
                 raise _lost(claim.vault, claim.fence)
+            values["applied_at"] = _first(recorded)
             crash_point("windows.apply.before_commit")
         crash_point("windows.apply.after_commit")
         return self._applied(values, counts)
@@ -215,17 +246,22 @@ class WindowStore:
     def append(self, claim: Claim, staged: Staged, schema: str) -> Applied:
         """Apply a log archive: keyed rows and a ledger row in one transaction, the watermark untouched."""
         values = self._values(claim, staged)
-        with self._writing(f"appending {staged.window}") as connection:
-            self._guard(connection, claim)
-            counts = self._move(connection, staged, schema)
+        with self._writing(f"appending {staged.window}") as (connection, pipeline):
+            guard = self._guard(connection, claim)
+            moves = self._queue_moves(connection, staged, schema)
+            pipeline.sync()
+            self._check_guard(guard, claim)
+            counts = moves.counts(staged.window)
             values |= {"counts": Jsonb(counts), "rows": _changed(counts)}
-            values["applied_at"] = _record(connection, values)
+            values["applied_at"] = _first(connection.execute(_RECORD, values))
         return self._applied(values, counts)
 
     def fill(self, staged: Staged, schema: str) -> dict[str, dict[str, int]]:
         """Move a staged window into tables that nobody reads yet."""
-        with self._writing(f"filling {staged.window}") as connection:
-            return self._move(connection, staged, schema)
+        with self._writing(f"filling {staged.window}") as (connection, pipeline):
+            moves = self._queue_moves(connection, staged, schema)
+            pipeline.sync()
+            return moves.counts(staged.window)
 
     def swap(self, claim: Claim, staged: Staged, counts: Mapping[str, Any], names: tuple[str, str, str]) -> Applied:
         """Put the new tables in place of the old ones and set epoch and watermark, in one transaction.
@@ -241,27 +277,27 @@ class WindowStore:
         has_history = bool(self.history(claim.vault, kinds=("full", *CHAIN)))
         values |= {"new_epoch": claim.epoch + has_history, "opened_by": f"full load {staged.window.stoptime}"}
         values |= {"counts": Jsonb(dict(counts)), "rows": _changed(counts)}
-        with self._writing(f"swapping {staged.window}") as connection:
-            self._guard(connection, claim)
-            if connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (live,)).rowcount:
+        with self._writing(f"swapping {staged.window}") as (connection, _):
+            self._check_guard(self._guard(connection, claim), claim)
+            if connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (live,)).fetchone():
                 connection.execute(f"ALTER SCHEMA {quoted(live)} RENAME TO {quoted(old)}".encode())
             connection.execute(f"ALTER SCHEMA {quoted(fresh)} RENAME TO {quoted(live)}".encode())
-            values["applied_at"] = _record(connection, values | {"epoch": values["new_epoch"]})
-            if connection.execute(_REBASE, values).rowcount != 1:
-                raise _lost(claim.vault, claim.fence)
+            recorded = connection.execute(_RECORD, values | {"epoch": values["new_epoch"]})
+            connection.execute(_REBASE, values)  # the guard holds the row: fence and epoch cannot have moved
+            values["applied_at"] = _first(recorded)
             crash_point("windows.swap.before_commit")
         crash_point("windows.swap.after_commit")
         return self._applied(values | {"epoch": values["new_epoch"]}, counts)
 
     def transact(self, steps: Iterable[Step], *, unit: str) -> None:
         """Run the steps in one transaction: all of them, or none."""
-        with self._writing(f"writing for {unit}") as connection:
+        with self._writing(f"writing for {unit}") as (connection, _):
             for step in steps:
                 connection.execute(step.sql.encode(), step.parameters or None)
 
     def renew_schema(self, name: str) -> None:
         """An empty schema of this name, whatever was there."""
-        with self._writing(f"making {name}") as connection:
+        with self._writing(f"making {name}") as (connection, _):
             connection.execute(f"DROP SCHEMA IF EXISTS {quoted(name)} CASCADE".encode())
             connection.execute(f"CREATE SCHEMA {quoted(name)}".encode())
 
@@ -319,10 +355,12 @@ class WindowStore:
             "counts": Jsonb({}),
             "sha256": "",
         }
-        with self._writing("skipping") as connection:
-            self._guard(connection, claim)
-            _record(connection, values)
-            if connection.execute(_ADVANCE, values).rowcount != 1:
+        with self._writing("skipping") as (connection, pipeline):
+            self._check_guard(self._guard(connection, claim), claim)
+            connection.execute(_RECORD, values)
+            advanced = connection.execute(_ADVANCE, values)
+            pipeline.sync()
+            if advanced.rowcount != 1:
                 raise _lost(claim.vault, claim.fence)
 
     def rewind(self, claim: Claim, watermark: datetime, opened_by: str) -> int:
@@ -366,10 +404,18 @@ class WindowStore:
             self._data.close()
 
     @contextmanager
-    def _writing(self, what: str) -> Iterator[Connection]:
-        """One transaction on the data connection."""
-        with translated(what), transaction(self._opened(), what=what) as connection:
-            yield connection
+    def _writing(self, what: str) -> Iterator[tuple[Connection, Pipeline]]:
+        """One transaction on the data connection, its statements sent without waiting for each answer.
+
+        After an error the connection is dropped: what a broken pipeline still holds must not meet the next window.
+        """
+        connection = self._opened()
+        try:
+            with translated(what), connection.pipeline() as pipeline, transaction(connection, what=what):
+                yield connection, pipeline
+        except BaseException:
+            connection.close()
+            raise
 
     def _opened(self) -> Connection:
         if self._data is None or self._data.closed or self._data.broken:
@@ -389,35 +435,32 @@ class WindowStore:
             "sha256": staged.sha256,
         }
 
-    def _guard(self, connection: Connection, claim: Claim) -> None:
+    def _guard(self, connection: Connection, claim: Claim) -> Answer:
         lease = claim.lease
         values = {"vault": lease.lane, "owner": lease.owner, "fence": lease.fence, "epoch": claim.epoch}
-        if connection.execute(_GUARD, values).fetchone() is None:
+        return connection.execute(_GUARD, values)
+
+    def _check_guard(self, guard: Answer, claim: Claim) -> None:
+        if guard.fetchone() is None:
             raise _lost(claim.vault, claim.fence)
 
-    def _move(self, connection: Connection, staged: Staged, schema: str) -> dict[str, dict[str, int]]:
-        """Check what is staged against the manifest, then delete and upsert table by table, in one fixed order."""
+    def _queue_moves(self, connection: Connection, staged: Staged, schema: str) -> _Moves:
+        """Send the count of what is staged, then deletes and upserts table by table, in one fixed order."""
         changes = sorted((one for one in staged.changes if one.upserts or one.deletes), key=lambda one: one.table.name)
+        moves, load = _Moves(changes), {"load": staged.load}
         if not changes:
-            return {}
-        load = {"load": staged.load}
-        _check_counts(
-            staged.window,
-            changes,
-            connection.execute(self._dialect.count_staged(staged.schema, changes).encode(), load).fetchall(),
-        )
-        counts: dict[str, dict[str, int]] = {}
+            return moves
+        moves.staged = connection.execute(self._dialect.count_staged(staged.schema, changes).encode(), load)
         for change in changes:
-            done = counts.setdefault(change.table.name, {"upserts": change.upserts, "deletes": change.deletes})
             if change.deletes:
                 step = self._dialect.delete(schema, staged.schema, change)
-                done["deleted"] = connection.execute(step.sql.encode(), load).rowcount
+                moves.deletes[change.table.name] = connection.execute(step.sql.encode(), load)
         crash_point("windows.apply.after_deletes")
         for change in changes:
             if change.upserts:
                 step = self._dialect.upsert(schema, staged.schema, change)
-                counts[change.table.name]["upserted"] = connection.execute(step.sql.encode(), load).rowcount
-        return counts
+                moves.upserts[change.table.name] = connection.execute(step.sql.encode(), load)
+        return moves
 
     def _applied(self, values: Mapping[str, Any], counts: Mapping[str, Any]) -> Applied:
         plain = {name: values[name] for name in ("vault", "epoch", "kind", "start", "stop", "load_id", "fence", "rows")}
@@ -432,11 +475,10 @@ def _changed(counts: Mapping[str, Mapping[str, int]]) -> int:
     return sum(one.get("upserted", 0) + one.get("deleted", 0) for one in counts.values())
 
 
-def _record(connection: Connection, values: Mapping[str, Any]) -> datetime:
-    row = connection.execute(_RECORD, values).fetchone()
+def _first(answer: Answer) -> Any:
+    row = answer.fetchone()
     assert row is not None  # noqa: S101  # RETURNING of one inserted row
-    recorded: datetime = row[0]
-    return recorded
+    return row[0]
 
 
 def _check_counts(window: Window, changes: Sequence[Change], found: Sequence[tuple[int, Any, int]]) -> None:

@@ -63,7 +63,7 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def place(stack: Any) -> Place:
     return Place().create()
 
