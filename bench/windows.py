@@ -61,6 +61,7 @@ def _singles(context: Context, platform: Platform, files: Files, sizes: Sizes, r
 
     result.samples["one run per window, s each"] = [seconds(one) for _ in range(sizes.singles)]
     result.samples["READY to APPLIED of a single window, s"] = latency
+    context.say(f"{median(latency):.1f} s from READY to APPLIED")
     for name in splits[0]:
         result.samples[f"  of that: {name}, s"] = [split[name] for split in splits]
 
@@ -83,6 +84,7 @@ def _backlog(context: Context, platform: Platform, files: Files, sizes: Sizes, r
     theirs = seconds(lambda: by_hand(platform.dsn, platform.s3, windows))
     result.samples["hand-written, s"] = [theirs]
     result.ratio("vs_handwritten", theirs / ours, Target(1.2))
+    context.say(f"{theirs:.1f} s by hand")
     each = median(result.samples["one run per window, s each"])
     result.ratio("vs_run_per_window", each * sizes.backlog / ours, Target(30))
     result.ratio("memory_growth", much() / little(), Target(1.2, at_least=False))

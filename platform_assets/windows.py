@@ -85,7 +85,7 @@ def build_vault(vault: str, settings: Settings) -> tuple[list[Any], list[Any]]:
     applied = _applied_windows(names, settings)
     tables = _warehouse_tables(names, settings.vault_objects.split(","))
     shown = window_partitions(settings.windows_start)
-    return [*build_vault_source_assets(vault), applied, tables, _activity(names, settings)], _checks(names, shown)
+    return [*build_vault_source_assets(vault), applied, tables, _activity(names, settings)], build_checks(names, shown)
 
 
 def _applied_windows(names: VaultNames, settings: Settings) -> dg.AssetsDefinition:
@@ -240,7 +240,8 @@ def _activity(names: VaultNames, settings: Settings) -> dg.AssetsDefinition:
     return vault_activity
 
 
-def _checks(names: VaultNames, shown: dg.TimeWindowPartitionsDefinition) -> list[Any]:
+def build_checks(names: VaultNames, shown: dg.TimeWindowPartitionsDefinition) -> list[Any]:
+    """The checks of a vault's applied windows. `shown` are the windows that have a partition."""
     key = names.key("applied_windows")
 
     @dg.asset_check(asset=key, name="chain_check", description="Applied windows follow each other without a gap.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from lockstep.windows.staging import Piece, Writer
 
+MANY_ROWS = 20_000
 _STAGES = "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s)"
 _PLACE_IN_FILE = re.compile(r"line (?P<line>\d+)(, column (?P<column>[^:]+))?")
 
@@ -120,6 +122,7 @@ class CopyWriter:
         self._connection = connect()
         self._stage = stage
         self._dialect = PostgresDialect()
+        self._rows: Counter[str] = Counter()
 
     def write(self, pieces: Sequence[Piece]) -> None:
         """Copy all or nothing; an error names table, row and column, never a value."""
@@ -136,9 +139,15 @@ class CopyWriter:
                         copy.write(_encoded(parts))
         except psycopg.Error as error:
             raise _copy_error(error, table) from None
+        for piece in pieces:
+            self._rows[piece.object] += piece.rows.num_rows
 
     def finish(self, load: int) -> None:
-        """Nothing is left to do."""
+        """Tell the planner of tables that became large: for a fresh one it would choose a join that never ends."""
+        for table in [name for name, rows in self._rows.items() if rows > MANY_ROWS]:
+            with translated("counting staged rows", unit=table):
+                self._connection.execute(f"ANALYZE {self._dialect.relation(self._stage, table)}".encode())
+            del self._rows[table]
 
     def close(self) -> None:
         """Close the connection."""
