@@ -66,6 +66,11 @@ class Settings(BaseSettings):
         description="The warehouse. Absent: database `warehouse` on the embedded PostgreSQL.",
         examples=["postgresql://loader:password@cluster.example.com:5439/warehouse"],
     )
+    warehouse_iam_role: str = Field(
+        default="default",
+        description="Role under which a Redshift warehouse reads the bucket; `default` is the cluster's own.",
+        examples=["arn:aws:iam::123456789012:role/loader"],
+    )
     s3: AwsPart = Field(default="embedded", description="S3: `embedded`, `aws`, or an endpoint address.")
     sqs: AwsPart = Field(default="embedded", description="SQS: `embedded`, `aws`, or an endpoint address.")
     dynamodb: AwsPart = Field(default="embedded", description="DynamoDB: `embedded`, `aws`, or an endpoint address.")
