@@ -37,6 +37,7 @@ def export_limits(settings: Settings) -> Limits:
         max_attempts=settings.exports_max_attempts,
         reuse_window_days=settings.exports_reuse_window_days,
         private_webhooks=settings.exports_private_webhooks,
+        requests_per_minute=settings.exports_requests_per_minute,
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from lockstep.exports.model import CachedFile, Format
+from lockstep.idempotency import keyed
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.deliver import as_aws_error
 from lockstep.kernel.errors import Terminal, Transient
@@ -118,12 +119,13 @@ class ObjectStore:
         except BotoCoreError as error:
             raise _down(error) from error
 
-    def put(self, object_key: str, data: bytes, content_type: str) -> None:
-        """Write a small object that is no export file."""
-        try:
-            self._client.put_object(Bucket=self._bucket, Key=object_key, Body=data, ContentType=content_type)
-        except (ClientError, BotoCoreError) as error:
-            raise _down(error) from error
+    def put_keyed(self, object_key: str, data: bytes) -> bool:
+        """Write a small object named by its unit; whether anything changed.
+
+        The block of keyed idempotency: the same bytes again change nothing, and others take the place of exactly
+        those that were read just now, so a writer that was overtaken raises `LostClaim` and replaces nothing.
+        """
+        return keyed.put_keyed(self._client, bucket=self._bucket, key=object_key, body=data, replace=True).written
 
     def delete(self, object_key: str) -> None:
         """Remove an object."""

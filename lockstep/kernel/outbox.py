@@ -34,9 +34,15 @@ _LONGEST_ERROR = 2000
 # lower id could commit after a relay had already delivered a higher one. Two lanes whose hashes collide only
 # wait a little.
 _LOCK_LANE = "SELECT pg_advisory_xact_lock(hashtextextended('kernel.outbox/' || %s, 0))"
+# One statement however many messages there are. The ids are drawn row by row in the order given, so sorting what
+# comes back gives each message its own.
 _PUT = """
 INSERT INTO kernel.outbox (lane, destination, payload, headers, on_exhausted)
-VALUES (%s, %s, %s::jsonb, %s::jsonb, %s) RETURNING id"""
+SELECT lane, destination, payload::jsonb, headers::jsonb, on_exhausted
+  FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[])
+       WITH ORDINALITY AS m (lane, destination, payload, headers, on_exhausted, place)
+ ORDER BY place
+RETURNING id"""
 
 # Walks the index from lane to lane instead of reading every waiting row: a deep lane costs one step.
 _ALL_LANES = sql.SQL("""
@@ -185,14 +191,10 @@ class Outbox:
             return connection.execute(_PRUNE, (older_than, limit)).rowcount
 
     def _insert(self, connection: Connection, messages: Sequence[Message]) -> list[int]:
-        rows = [_row(message) for message in messages]
-        ids: list[int] = []
-        with connection.cursor() as cursor:
-            cursor.executemany(_PUT, rows, returning=True)  # one round trip for many, in the order given
-            while rows and len(ids) < len(rows):
-                ids += [int(row[0]) for row in cursor.fetchall()]
-                cursor.nextset()
-        return ids
+        if not messages:
+            return []
+        columns = [list(column) for column in zip(*map(_row, messages), strict=True)]
+        return sorted(int(row[0]) for row in connection.execute(_PUT, columns))
 
 
 class Claims(Protocol):

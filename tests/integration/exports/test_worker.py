@@ -272,6 +272,31 @@ def test_a_running_build_stops_at_its_next_heartbeat(world: World):
     assert world.names() == []
 
 
+def test_a_build_that_waits_for_its_first_row_is_interrupted(world: World):
+    """Guards cancel against a slow function: no piece arrives, so nothing between pieces can notice anything."""
+    world.source("DROP FUNCTION export_rows(text, date)")
+    world.source(
+        "CREATE FUNCTION export_rows(key text, effective_date date) RETURNS TABLE (a integer) LANGUAGE sql AS"
+        " $$ SELECT 1 FROM pg_sleep(CASE WHEN key = 'SLOW' THEN 600 ELSE 0 END) $$"
+    )
+    job_id = world.submit(("SLOW", OLD))
+    worker = world.worker(every=0.1)
+    with worker._pulse:
+        running = threading.Thread(target=lambda: world.drain(worker))
+        running.start()
+        deadline = time.monotonic() + 30
+        while world.job(job_id).counts.running == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        world.jobs.cancel(job_id)
+        running.join(timeout=30)
+        assert not running.is_alive()
+        assert world.job(job_id).status is JobStatus.CANCELLED
+        after = world.submit(("QUICK", OLD))
+        world.drain(worker)
+    assert world.job(after).status is JobStatus.COMPLETED, "the interrupt hits no later statement"
+    assert [one.attempts for one in world.jobs.chunks(job_id)] == [0]
+
+
 def _claimed(world: World, claims: ClaimStore) -> Any:
     batch = claims.reserve(1)
     assert batch is not None
