@@ -15,6 +15,7 @@ from platform_assets import exports as export_assets
 from platform_assets.definitions import build_definitions
 from platform_assets.export_events import chunk_partitions
 from resources.aws import SqsResource
+from resources.spark import SparkResource
 from sensors.exports import build_run_request, export_chunks_sensor
 from tests.integration.exports.conftest import World
 
@@ -109,10 +110,12 @@ def _status(instance: dg.DagsterInstance) -> dict[str, set[str]]:
     return {"green": set(green), "red": set(red)}
 
 
-class NoSpark(dg.ConfigurableResource):
+class NoSpark(SparkResource):
     """Stands where the session is asked for and not used."""
 
-    spark_session: None = None
+    @property
+    def spark_session(self) -> Any:
+        return None
 
 
 def _run_batch(deployed: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, **how: Any) -> Any:
@@ -206,7 +209,7 @@ def test_housekeeping_writes_manifests_and_its_checks_see_what_is_wrong(deployed
     }
     manifest = json.loads(deployed.read(f"exports/_manifests/{job_id}.json"))
     assert [one["key"] for one in manifest["files"]] == ["ABC", "XYZ"]
-    assert instance.get_dynamic_partitions(str(chunk_partitions.name)) == [f"ABC|{OLD}"]
+    assert instance.get_dynamic_partitions(str(chunk_partitions.name)) == [f"ABC|{OLD}", f"XYZ|{OLD}"]
     deployed.s3.delete_object(Bucket=deployed.bucket, Key="exports/2025/02/15/ABC_20250215.csv")
     second = job.execute_in_process(instance=instance, raise_on_error=False)
     verdicts = {one.check_name: one.passed for one in second.get_asset_check_evaluations()}
