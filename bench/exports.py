@@ -44,6 +44,7 @@ PAGE = 1_000
 PAGING_CONNECTIONS = 8
 OPENER = Opener("resources.exports:open_worker")
 _OLDEST = date(2024, 1, 1)
+_PARTS = ("s3", "sqs", "dynamodb", "spark", "dagster-daemon", "relay", "exports")
 _HAND = "bench/hand"
 _FORGET_FILES = "DELETE FROM exports.file_cache WHERE key LIKE %s RETURNING s3_object_key"
 _FORGET_JOBS = "DELETE FROM exports.job WHERE client_id = %s"
@@ -56,7 +57,7 @@ def run(context: Context) -> Result:
     from stack.lifecycle import Stack  # noqa: PLC0415
 
     stack = Stack(load_settings())
-    stack.up([])
+    stack.up(list(_PARTS))
     adopt(load_settings())
     settings = load_settings()
     bench = _Bench(context, settings, f"http://127.0.0.1:{stack.home.ports()['exports']}")

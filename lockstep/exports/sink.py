@@ -32,6 +32,7 @@ _LIST_FROM = 4  # from so many files of one day or month on, one listing is chea
 _WORTH_LISTING = 30  # an entry of a listing costs a thirtieth of a question
 _LOOKERS = 8
 _CHANGED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409"})
+_DAMAGED = frozenset({"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"})
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound", "NoSuchUpload"})
 _CONTENT_TYPES = {
     Format.CSV: "text/csv; charset=utf-8",
@@ -252,6 +253,7 @@ class Upload:
         answer = self._client.complete_multipart_upload(
             **self._where, UploadId=self._upload_id, MultipartUpload={"Parts": self._parts}, **condition
         )
+        self._upload_id = None  # nothing is left to abort
         return _stored(answer)
 
 
@@ -264,6 +266,8 @@ def _code(error: ClientError) -> str:
 
 
 def _down(error: Exception) -> Transient | Terminal:
+    if isinstance(error, ClientError) and _code(error) in _DAMAGED:
+        return Transient("the bytes arrived damaged and were refused.", next_step="they are sent again.")
     known = as_aws_error(error)
     return (
         StoreDown(known.what, next_step="the store is asked again after a pause.")
