@@ -206,6 +206,13 @@ class Settings(BaseSettings):
         description="Connections that export workers may hold to the source database at the same time.",
         examples=["4"],
     )
+    exports_requests_per_minute: int = Field(
+        default=1200,
+        ge=1,
+        le=1_000_000,
+        description="Requests that one client of the exports service may send in a minute; more are answered with 429.",
+        examples=["1200"],
+    )
     exports_private_webhooks: bool = Field(
         default=False,
         description="Let export webhooks call private addresses and plain http. For tests and closed networks.",
