@@ -123,6 +123,16 @@ class Settings(BaseSettings):
         examples=["exports"],
     )
 
+    # --- ticks -------------------------------------------------------------------------------------------------
+    ticks_bucket: str = Field(
+        default="lockstep-ticks", description="Bucket of the parts that agents send.", examples=["acme-ticks"]
+    )
+    ticks_keys: SecretStr | None = Field(
+        default=None,
+        description="Fernet keys that seal the secrets of projects, with commas; the first one seals, all open.",
+        examples=["…"],
+    )
+
     # --- readiness ---------------------------------------------------------------------------------------------
     dagster_url: str | None = Field(
         default=None,
