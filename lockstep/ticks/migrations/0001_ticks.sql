@@ -44,6 +44,8 @@ CREATE TABLE tick (
     bronze_etag     text,
     bronze_version  bigint,
     outbox_ids      bigint[]    NOT NULL DEFAULT '{}',
+    part_count      integer     NOT NULL DEFAULT 0 CHECK (part_count >= 0),
+    part_bytes      bigint      NOT NULL DEFAULT 0 CHECK (part_bytes >= 0),
     created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     updated_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     committed_at    timestamptz,
