@@ -33,6 +33,7 @@ MIGRATIONS = (
     ("lockstep.exports.demo", "LOCKSTEP_SOURCE_DSN"),
     ("lockstep.idempotency", "LOCKSTEP_POSTGRES_DSN"),
     ("lockstep.ticks", "LOCKSTEP_POSTGRES_DSN"),
+    ("lockstep.ticks.silver", "LOCKSTEP_POSTGRES_DSN"),
 )
 
 

@@ -98,6 +98,23 @@ def run_merge(table: VersionedTable, run: Run) -> Outcome:
     return Outcome(decision, version)
 
 
+def run_forward(table: VersionedTable, run: Run) -> Outcome:
+    """Merge the next run of a lane that only moves forward, without looking at the whole history.
+
+    For a caller that holds the lane and whose own ledger says that `run.previous` is the newest run in the table. The
+    table may show its latest commits only, so the cost does not grow with the history. The commit carries the same mark
+    as one of `run_merge`: a later replay finds its way back over it.
+    """
+    latest = table.history(run)
+    for commit in latest.commits:
+        if commit.mark is not None and (commit.mark.execution, commit.mark.request) == (run.execution, run.request):
+            return Outcome(Done(commit.version), commit.version)
+    first = run.previous is None
+    version = table.merge(run, first=first)
+    crash_point("idempotency.stateful.after_forward_merge")
+    return Outcome(Proceed(first), version)
+
+
 def allowed(decision: Decision, run: Run) -> Proceed | Restore | Done:
     """The decision, unless it is a refusal, which is raised."""
     if isinstance(decision, Refuse):
@@ -138,16 +155,27 @@ def merge_delta(
 
 
 class DeltaTable:
-    """A Delta table as the steps see it."""
+    """A Delta table as the steps see it.
+
+    With `recent` it sees its latest commits only, which is enough for `run_forward` and not for `run_merge`.
+    """
 
     def __init__(
-        self, spark: SparkSession, contract: Contract, target: str, increment: DataFrame, erase: str | None = None
+        self,
+        spark: SparkSession,
+        contract: Contract,
+        target: str,
+        increment: DataFrame,
+        erase: str | None = None,
+        *,
+        recent: int | None = None,
     ) -> None:
         self._spark = spark
         self._contract = contract
         self._target = target
         self._increment = increment
         self._erase = erase
+        self._recent = recent
         self._seen = -1
 
     def history(self, run: Run) -> History:
@@ -218,7 +246,8 @@ class DeltaTable:
             )
 
     def _commits(self, run: Run) -> tuple[Commit, ...]:
-        return tuple(delta_commit(one, run.pipeline) for one in reversed(delta.history(self._spark, self._target)))
+        found = delta.history(self._spark, self._target, limit=self._recent)
+        return tuple(delta_commit(one, run.pipeline) for one in reversed(found))
 
 
 def delta_commit(found: delta.Commit, pipeline: str) -> Commit:

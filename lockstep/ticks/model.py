@@ -32,6 +32,9 @@ ROW_COLUMN = "_row"
 OWN_COLUMNS = (TICK_COLUMN, DAY_COLUMN, FILE_COLUMN, ROW_COLUMN)
 """What bronze adds to every row. (`_file_seq`, `_row`) is the order in which the agent wrote the rows of a tick."""
 
+SILVER_COLUMNS = ("_project", "_tick", "_order")
+"""What silver adds to every row; an agent may not use these names either."""
+
 SCHEMA_VERSION = "1.0"
 
 

@@ -17,6 +17,7 @@ from lockstep.ticks import types
 from lockstep.ticks.model import (
     OWN_COLUMNS,
     SCHEMA_VERSION,
+    SILVER_COLUMNS,
     Column,
     Limits,
     Manifest,
@@ -286,8 +287,8 @@ def _columns(body: Any, where: str, problems: list[str], limits: Limits) -> list
         spelled = types.canonical(kind) if isinstance(kind, str) and len(kind) <= 100 else None
         if not is_id("column", name):
             problems.append(f"{where}.columns[{number}].name: must be {_IDS['column'][1]}")
-        elif str(name).lower() in OWN_COLUMNS:
-            problems.append(f"{where}.columns[{number}].name: {name} is a column of bronze itself")
+        elif str(name).lower() in (*OWN_COLUMNS, *SILVER_COLUMNS):
+            problems.append(f"{where}.columns[{number}].name: {name} is a column of the platform itself")
         elif spelled is None:
             problems.append(f"{where}.columns[{number}].type: {str(kind)[:40]!r} is not a type that bronze takes")
         else:
