@@ -67,6 +67,34 @@ def overwrite_delta(
     Raises:
         OutsideUnit: A row of `frame` belongs to another unit.
     """
+    predicate = write_unit(spark, path, frame, unit, run=run, partition_by=partition_by)
+    return _outcome(spark, path, run, predicate)
+
+
+def write_unit(
+    spark: SparkSession,
+    path: str,
+    frame: DataFrame,
+    unit: Mapping[str, object] | str,
+    *,
+    run: str,
+    partition_by: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
+) -> str:
+    """The write of `overwrite_delta` alone, for a caller that finds its commit in the log itself.
+
+    Args:
+        spark: The session.
+        path: The table.
+        frame: All rows of the unit.
+        unit: Column values or a predicate.
+        run: Who writes; the caller recognises its commit by it.
+        partition_by: Partition columns when the table is made.
+        options: Further options of Delta's writer, such as `mergeSchema` or `txnAppId`.
+
+    Returns:
+        The predicate under which the unit was replaced, as the commit carries it.
+    """
     predicate = unit if isinstance(unit, str) else delta.equality(unit)
     if not predicate.strip():
         raise InvalidInput("a unit needs a predicate.", unit=path, next_step="name the columns and values to replace.")
@@ -74,6 +102,7 @@ def overwrite_delta(
     writer = (
         frame.write.format("delta")
         .mode("overwrite")
+        .options(**(options or {}))
         .option("replaceWhere", predicate)
         .option("userMetadata", delta.stamp("overwrite", run=run, unit=predicate))
         .partitionBy(*partition_by)
@@ -81,7 +110,7 @@ def overwrite_delta(
     with _settings(spark, _SAFE_SETTINGS), _outside_unit(path, predicate):
         writer.save(path)
     crash_point("overwrite.delta.after_commit")
-    return _outcome(spark, path, run, predicate)
+    return predicate
 
 
 @contextmanager

@@ -8,13 +8,29 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from lockstep.idempotency import delta
+from lockstep.idempotency.overwrite import write_unit
 from lockstep.kernel.deliver import as_aws_error
 from lockstep.kernel.errors import InvalidInput, Terminal
-from lockstep.ticks.model import BRONZE_PREFIX, TICK_COLUMN, TableCommit, Tick, TickMessage
+from lockstep.ticks.model import (
+    BRONZE_PREFIX,
+    DAY_COLUMN,
+    FILE_COLUMN,
+    ROW_COLUMN,
+    TICK_COLUMN,
+    Column,
+    Footer,
+    Manifest,
+    TableCommit,
+    TableSpec,
+    Tick,
+    TickMessage,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -104,7 +120,136 @@ def etag_of(s3: Any, bucket: str, key: str) -> str | None:
         raise as_aws_error(error, unit=key) from error
 
 
-def commit_info(line: str) -> dict[str, Any]:
-    """What a commit says about itself: the `commitInfo` of its first line that has one."""
-    found = json.loads(line).get("commitInfo", {})
-    return found if isinstance(found, dict) else {}
+class Source(NamedTuple):
+    """One part as Spark reads it: where it is and what it holds."""
+
+    address: str
+    footer: Footer
+
+
+class Written(NamedTuple):
+    """A commit that was found in the log by its stamp."""
+
+    version: int
+    etag: str
+    rows: int
+
+
+def write_table(
+    spark: SparkSession,
+    lake: str,
+    manifest: Manifest,
+    table: TableSpec,
+    sources: Mapping[int, Source],
+    columns: Sequence[Column],
+    *,
+    attempt: int,
+    merge_schema: bool,
+) -> None:
+    """Replace one table of a tick by the rows of its parts, in one Delta commit.
+
+    The commit carries the pair (tick, attempt) as its `txnAppId` and `txnVersion`: an attempt that was overtaken and
+    writes late is dropped by Delta in silence, so nothing may be believed before `find_commit` has found it.
+
+    Args:
+        spark: A warm session.
+        lake: Bucket of the Delta tables.
+        manifest: The tick.
+        table: Which of its tables.
+        sources: The parts, by number.
+        columns: The columns of the bronze table once the tick is in it.
+        attempt: Number of this attempt, higher than any before.
+        merge_schema: Whether the table is new or gets columns.
+    """
+    frame = _frame(spark, manifest, table, sources, columns)
+    write_unit(
+        spark,
+        table_path(lake, manifest.project_id, table.name),
+        frame,
+        {TICK_COLUMN: manifest.tick_id},
+        run=run_of(manifest.tick_id, attempt),
+        partition_by=(DAY_COLUMN, TICK_COLUMN),
+        options={
+            "txnAppId": f"ticks/{manifest.project_id}/{manifest.tick_id}",
+            "txnVersion": str(attempt),
+            "mergeSchema": str(merge_schema).lower(),
+        },
+    )
+
+
+def find_commit(s3: Any, lake: str, project_id: str, table: str, *, run: str, after: int) -> Written | None:
+    """The commit of one attempt, looked for from the version after the last known one; None if there is none.
+
+    Reads one object in the usual case, whatever the length of the history: a listing or Delta's own history would
+    cost more with every tick.
+    """
+    version = after + 1
+    while (found := _get(s3, lake, commit_key(project_id, table, version))) is not None:
+        body, etag = found
+        info = _commit_info(body)
+        stamp = delta.read_stamp(info.get("userMetadata"))
+        if stamp is not None and stamp.get("run") == run:
+            metrics = info.get("operationMetrics") or {}
+            return Written(version, etag, int(metrics.get("numOutputRows", 0)))
+        version += 1
+    return None
+
+
+def run_of(tick_id: str, attempt: int) -> str:
+    """How a commit names the attempt that made it."""
+    return f"{tick_id}#{attempt}"
+
+
+def _frame(
+    spark: SparkSession,
+    manifest: Manifest,
+    table: TableSpec,
+    sources: Mapping[int, Source],
+    columns: Sequence[Column],
+) -> DataFrame:
+    """The rows of all parts. Files of one layout are read together, with the schema of their own footers."""
+    layouts: dict[tuple[Column, ...], list[str]] = {}
+    for spec in table.parts:
+        source = sources[spec.file_seq]
+        layouts.setdefault(source.footer.columns, []).append(source.address)
+    wanted = {column.name.lower(): column for column in columns}
+    declared = [wanted[column.name.lower()] for column in table.columns]
+    frames = []
+    for stored, paths in layouts.items():
+        # A column of nulls has no type of its own in the file; any type reads it.
+        schema = ", ".join(f"{delta.column(one.name)} {'int' if one.type == 'null' else one.type}" for one in stored)
+        frames.append(spark.read.schema(schema).parquet(*paths).selectExpr(*_projection(manifest, declared)))
+    whole = frames[0]
+    for frame in frames[1:]:
+        whole = whole.unionByName(frame)
+    return whole
+
+
+def _projection(manifest: Manifest, columns: Sequence[Column]) -> list[str]:
+    return [
+        *(f"CAST({delta.column(one.name)} AS {one.type}) AS {delta.column(one.name)}" for one in columns),
+        f"{delta.literal(manifest.tick_id)} AS {TICK_COLUMN}",
+        f"{delta.literal(manifest.dt)} AS {DAY_COLUMN}",
+        f"CAST(substring(_metadata.file_name, 1, 6) AS INT) AS {FILE_COLUMN}",  # parts.py puts the number first
+        f"_metadata.row_index AS {ROW_COLUMN}",
+    ]
+
+
+def _get(s3: Any, bucket: str, key: str) -> tuple[str, str] | None:
+    try:
+        found = s3.get_object(Bucket=bucket, Key=key)
+        return found["Body"].read().decode(), str(found["ETag"]).strip('"')
+    except ClientError as error:
+        if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 404:
+            return None
+        raise as_aws_error(error, unit=key) from error
+    except BotoCoreError as error:
+        raise as_aws_error(error, unit=key) from error
+
+
+def _commit_info(body: str) -> dict[str, Any]:
+    for line in body.splitlines():
+        if line.startswith('{"commitInfo"'):
+            found = json.loads(line)["commitInfo"]
+            return found if isinstance(found, dict) else {}
+    return {}

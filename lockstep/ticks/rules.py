@@ -160,6 +160,18 @@ def parse_manifest(body: Any, *, org_id: str, project_id: str, tick_id: str, lim
     return manifest
 
 
+def check_tables(manifest: Manifest, allowed: Sequence[str] | None) -> None:
+    """Refuse tables that the project may not have. None allows every name."""
+    unknown = [] if allowed is None else [table.name for table in manifest.tables if table.name not in allowed]
+    if unknown:
+        raise InvalidManifest(
+            "TableNotAllowed",
+            "the project may not have these tables.",
+            unit=f"tick {manifest.tick_id}",
+            problems=unknown,
+        )
+
+
 def compare_parts(manifest: Manifest, parts: Mapping[int, Part]) -> PartsDiffer:
     """What is missing or has other bytes than the manifest declares. Files that it does not name are ignored."""
     missing = [one.file_seq for one in manifest.parts if one.file_seq not in parts]
@@ -167,6 +179,16 @@ def compare_parts(manifest: Manifest, parts: Mapping[int, Part]) -> PartsDiffer:
         one.file_seq for one in manifest.parts if one.file_seq in parts and parts[one.file_seq].sha256 != one.sha256
     ]
     return PartsDiffer(tuple(sorted(missing)), tuple(sorted(differing)))
+
+
+def compare_declared(body: Mapping[str, Any] | None, parts: Mapping[int, Part]) -> PartsDiffer:
+    """The same for a manifest that was remembered as it was posted; without one nothing is missing yet."""
+    declared = {
+        one["file_seq"]: one["sha256"] for table in (body or {}).get("tables", ()) for one in table.get("parquets", ())
+    }
+    missing = sorted(number for number in declared if number not in parts)
+    differing = sorted(number for number, sha in declared.items() if number in parts and parts[number].sha256 != sha)
+    return PartsDiffer(tuple(missing), tuple(differing))
 
 
 def check_contents(manifest: Manifest, parts: Mapping[int, Part], limits: Limits) -> None:
