@@ -17,6 +17,7 @@ from lockstep.kernel.settings import load_settings
 from lockstep.readiness.model import Alert, Key, Level
 from lockstep.ticks.silver import operations
 from lockstep.ticks.silver.gold import Gold, bounds, days_of
+from lockstep.ticks.silver.metrics import dead_letter_age
 from lockstep.ticks.silver.model import BRONZE_ASSET, DAILY_ASSET, SESSIONS_ASSET, SILVER_ASSET, Applied
 from lockstep.ticks.silver.store import Actor
 from lockstep.ticks.silver.worker import Report
@@ -235,7 +236,7 @@ def tick_housekeeping(context: dg.AssetExecutionContext) -> dg.MaterializeResult
 def dead_letters_check(readiness: ReadinessResource) -> dg.AssetCheckResult:
     """Red while the dead-letter queue holds anything."""
     with open_silver(load_settings(), application_name="lockstep-silver-check") as silver:
-        depth, age = silver.dead_letters.depth().total, operations.dead_letter_age(silver)
+        depth, age = silver.dead_letters.depth().total, dead_letter_age(silver.dead_letters, silver.clock.now())
     if depth:
         _alert(readiness, "dead_letters", f"{depth} tick messages were given up, the oldest {age / 3600:.1f} h ago")
     return dg.AssetCheckResult(

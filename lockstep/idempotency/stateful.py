@@ -54,6 +54,10 @@ class Refused(Terminal):
         self.reason = refusal.reason
 
 
+class MarkMissing(Terminal):
+    """The merge left no commit: this Spark drops marks, or Delta took the commit for one that it has seen before."""
+
+
 class Outcome(NamedTuple):
     """What was done, and the version that now holds the run."""
 
@@ -155,27 +159,16 @@ def merge_delta(
 
 
 class DeltaTable:
-    """A Delta table as the steps see it.
-
-    With `recent` it sees its latest commits only, which is enough for `run_forward` and not for `run_merge`.
-    """
+    """A Delta table as the steps see it."""
 
     def __init__(
-        self,
-        spark: SparkSession,
-        contract: Contract,
-        target: str,
-        increment: DataFrame,
-        erase: str | None = None,
-        *,
-        recent: int | None = None,
+        self, spark: SparkSession, contract: Contract, target: str, increment: DataFrame, erase: str | None = None
     ) -> None:
         self._spark = spark
         self._contract = contract
         self._target = target
         self._increment = increment
         self._erase = erase
-        self._recent = recent
         self._seen = -1
 
     def history(self, run: Run) -> History:
@@ -227,7 +220,7 @@ class DeltaTable:
         commits = self._commits(run)
         version = next((commit.version for commit in reversed(commits) if commit.mark == mark), None)
         if version is None:
-            raise Terminal(
+            raise MarkMissing(
                 "the merge left no commit with its mark.",
                 unit=f"{run.pipeline} {run.execution}",
                 next_step=f"see that this Spark honours {_RECORD_EMPTY}=false and userMetadata; then run it again.",
@@ -246,8 +239,7 @@ class DeltaTable:
             )
 
     def _commits(self, run: Run) -> tuple[Commit, ...]:
-        found = delta.history(self._spark, self._target, limit=self._recent)
-        return tuple(delta_commit(one, run.pipeline) for one in reversed(found))
+        return tuple(delta_commit(one, run.pipeline) for one in reversed(delta.history(self._spark, self._target)))
 
 
 def delta_commit(found: delta.Commit, pipeline: str) -> Commit:

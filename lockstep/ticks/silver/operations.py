@@ -7,7 +7,7 @@ What belongs here: checks before a deed, the deed, the audit row. What does not:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lockstep.idempotency.cleaner_delta import clean_delta, forget_delta
@@ -74,6 +74,31 @@ def replay_ticks(parts: Parts, tick_ids: Sequence[str], actor: Actor) -> list[La
     if unknown or not found:
         raise InvalidInput("only committed ticks can be replayed.", problems=unknown or ["no tick was found"])
     return [_replay(parts, tick, actor) for tick in earliest(tick for tick in found.values() if tick is not None)]
+
+
+def ticks_between(
+    parts: Parts, start: datetime | None, end: datetime | None, *, project_id: str | None = None
+) -> list[str]:
+    """The first tick of each project, or of one, that bronze committed in that stretch.
+
+    Raises:
+        InvalidInput: There is none.
+    """
+    found = parts.store.first_committed(start, end, project_id=project_id)
+    if not found:
+        raise InvalidInput("no tick was committed then.", next_step="see `lockstep ticks status`, widen the range.")
+    return found
+
+
+def instant(text: str | None) -> datetime | None:
+    """A day or an instant as a person writes it; without a zone it is UTC. Raises `InvalidInput`."""
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(f"{text!r} is no instant.", next_step="write 2026-05-07 or 2026-05-07T12:00:00Z.") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def earliest(ticks: Iterable[Tick]) -> list[Tick]:
@@ -174,16 +199,6 @@ def redrive(parts: Parts, actor: Actor, *, most: int = _MOST_DEAD) -> Redriven:
     details = {"sent": len(sent), "finished": len(finished), "unreadable": unreadable}
     parts.store.audit(actor, "ticks-redrive-dlq", parts.dead_letters.name, details)
     return Redriven(tuple(sent), tuple(finished), unreadable)
-
-
-def dead_letter_age(parts: Parts) -> float:
-    """Seconds since the oldest dead letter that a look can see was sent; 0 without any.
-
-    SQS tells the age to CloudWatch only, so up to ten are looked at and left where they are.
-    """
-    seen = parts.dead_letters.receive(hidden=0)
-    now = parts.clock.now()
-    return max(((now - one.sent_at).total_seconds() for one in seen), default=0.0)
 
 
 class Forgotten(NamedTuple):

@@ -93,6 +93,12 @@ SELECT p.org_id, p.project_id, coalesce(l.watermark, 0), coalesce(l.generation, 
 _OLD_TABLES = """
 SELECT DISTINCT t.project_id, c ->> 'table' FROM ticks.tick AS t, jsonb_array_elements(t.commits) AS c
  WHERE t.state = 'committed' AND t.dt < %(before)s ORDER BY 1, 2"""
+_FIRST_COMMITTED = """
+SELECT DISTINCT ON (project_id) tick_id FROM ticks.tick
+ WHERE state = 'committed' AND (%(start)s::timestamptz IS NULL OR committed_at >= %(start)s)
+   AND (%(end)s::timestamptz IS NULL OR committed_at < %(end)s)
+   AND (%(project)s::text IS NULL OR project_id = %(project)s)
+ ORDER BY project_id, sequence"""
 _AUDIT = """
 INSERT INTO ticks.audit (actor, action, subject, details)
 VALUES (%(actor)s, %(action)s, %(subject)s, %(details)s::jsonb)"""
@@ -239,6 +245,14 @@ class SilverStore:
         """Write down what a person did."""
         with transaction(self._source, what="writing the audit") as connection:
             _audit(connection, actor, action, subject, details)
+
+    def first_committed(
+        self, start: datetime | None, end: datetime | None, *, project_id: str | None = None
+    ) -> list[str]:
+        """The first tick that each project committed in that stretch."""
+        parameters = {"start": start, "end": end, "project": project_id}
+        with transaction(self._source, what="looking for committed ticks") as connection:
+            return [row[0] for row in connection.execute(_FIRST_COMMITTED, parameters).fetchall()]
 
     def applied(self, tick_ids: Iterable[str]) -> dict[str, Applied]:
         """Those of the ticks that are in silver."""

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.idempotency import delta, merger, stateful
 from lockstep.idempotency.merger import Contract
-from lockstep.idempotency.overwrite import overwrite_delta
-from lockstep.idempotency.stateful_rules import Run
+from lockstep.idempotency.overwrite import write_unit
+from lockstep.idempotency.stateful_rules import Commit, Run
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import Terminal
 from lockstep.ticks import bronze
 from lockstep.ticks.model import FILE_COLUMN, ROW_COLUMN, Limits, Manifest, Mode, TableSpec, Tick
 from lockstep.ticks.rules import parse_manifest
 from lockstep.ticks.silver import rules
+from lockstep.ticks.silver.log import DeltaLog
 from lockstep.ticks.silver.model import ORDER, PROJECT, SILVER_PREFIX, TICK, Lane, TableState
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class SilverTables:
 
     def path(self, project_id: str, table: str) -> str:
         """The address of a silver table."""
-        return f"s3a://{self._lake}/{SILVER_PREFIX}/{project_id}/{table}"
+        return f"s3a://{self._lake}/{_key(project_id, table)}"
 
     def apply(self, step: Step) -> TableState:
         """Bring one table up to its tick. The same call again, after a death anywhere, ends in the same table.
@@ -148,18 +149,37 @@ class SilverTables:
     ) -> int:
         """Full mode: the table becomes the tick's rows, the last of each key."""
         name = rules.request(step.tick.tick_id, step.lane.generation)
-        for commit in delta.history(self._spark, target, limit=_RECENT_COMMITS):
-            if commit.stamp is not None and commit.stamp.get("run") == name:
-                return commit.version  # the answer of the first try was lost
+        if (found := self._find(step, name)) is not None:
+            return found  # the answer of the first try was lost
         resolved = self._spark.sql(merger.resolved_sql(contract, "{increment}", delta.column), increment=increment)
         app, version = self.next_fence(step, target)
-        with delta.commit_as(self._spark, app=app, app_version=version):
-            written = overwrite_delta(
-                self._spark, target, self._widened(resolved, target), {PROJECT: step.tick.project_id}, run=name
-            )
-        if not written.changed and step.tick.commit_of(step.spec.name).rows:
-            raise rules.overtaken(step.tick.tick_id)  # Delta let it pass in silence: a newer fence has written
-        return written.version
+        write_unit(
+            self._spark,
+            target,
+            self._widened(resolved, target),
+            {PROJECT: step.tick.project_id},
+            run=name,
+            options={"txnAppId": app, "txnVersion": str(version)},
+        )
+        if (found := self._find(step, name)) is not None:
+            return found
+        if step.tick.commit_of(step.spec.name).rows:
+            raise rules.overtaken(step.tick.tick_id)  # Delta dropped it in silence: a newer fence has written
+        return self.newest(step)[-1].version  # nothing replaced by nothing leaves no commit
+
+    def _find(self, step: Step, run: str) -> int | None:
+        """The version in which this request overwrote the table."""
+        return next((one.version for one in self.newest(step) if (one.stamp or {}).get("run") == run), None)
+
+    def newest(self, step: Step) -> list[delta.Commit]:
+        """The table's commits since the one before this tick, oldest first; never empty."""
+        known = step.before.version if step.before is not None else 0
+        log = DeltaLog(self._s3, self._lake, _key(step.tick.project_id, step.spec.name))
+        found = log.since(known)
+        if found is None:  # the log was cleaned: Spark knows where it begins
+            target = self.path(step.tick.project_id, step.spec.name)
+            found = delta.history(self._spark, target, limit=_RECENT_COMMITS)[::-1]
+        return found
 
     def _widened(self, frame: DataFrame, target: str) -> DataFrame:
         """The frame with every column of the table, in its order: what the tick does not have is NULL."""
@@ -216,11 +236,16 @@ class FencedTable(stateful.DeltaTable):
         increment: DataFrame,
         columns: Mapping[str, str],
     ) -> None:
-        recent = None if step.must_go_back else _RECENT_COMMITS
-        super().__init__(increment.sparkSession, contract, target, increment, recent=recent)
+        super().__init__(increment.sparkSession, contract, target, increment)
         self._tables = tables
         self._step = step
         self._columns = columns
+
+    def _commits(self, run: Run) -> tuple[Commit, ...]:
+        """All of them for a replay; for the forward step those since the tick before, without Spark."""
+        if self._step.must_go_back:
+            return super()._commits(run)
+        return tuple(stateful.delta_commit(one, run.pipeline) for one in self._tables.newest(self._step))
 
     def restore(self, version: int, run: Run) -> None:
         """Go back, if the lane is still ours; then bring back the columns that the tick needs."""
@@ -233,7 +258,10 @@ class FencedTable(stateful.DeltaTable):
         self._step.check()
         app, version = self._tables.next_fence(self._step, self._target)
         with delta.commit_as(self._spark, app=app, app_version=version):
-            return super().merge(run, first=first)
+            try:
+                return super().merge(run, first=first)
+            except stateful.MarkMissing as dropped:
+                raise rules.overtaken(self._step.tick.tick_id) from dropped
 
 
 def contract_of(spec: TableSpec) -> Contract:
@@ -251,6 +279,11 @@ def manifest_of(tick: Tick) -> Manifest:
         tick_id=tick.tick_id,
         limits=_ANY,
     )
+
+
+def _key(project_id: str, table: str) -> str:
+    """The folder of a silver table inside the lake's bucket."""
+    return f"{SILVER_PREFIX}/{project_id}/{table}"
 
 
 def _pipeline(step: Step) -> str:
