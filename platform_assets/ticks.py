@@ -37,12 +37,13 @@ from resources.ticks import open_committer
 
 OWNERS = ["team:lockstep"]
 GOLD_LANE = "ticks_gold"
+PATIENCE_SECONDS = 90.0  # longer than a lease: the lane of a worker that was killed is free by then
 SHOWN = timedelta(days=30)
+UNSAID = timedelta(days=1)
 CURSOR = "folded_until"
 LATE = timedelta(minutes=15)
 VERY_LATE = timedelta(hours=1)
 _OVERLAP = timedelta(minutes=10)
-_FOLD_AT_ONCE = 5000
 _REPORT_AT_ONCE = 500
 
 _log = get_logger(__name__)
@@ -113,7 +114,7 @@ def _rewind(context: dg.AssetExecutionContext, silver: Silver, own: str | None) 
     if own is None:
         raise InvalidInput("choose a partition, or let the sensor start a run.", unit=SILVER_ASSET)
     actor = Actor(f"dagster run {context.run_id}", "materialized by hand")
-    (lane,) = operations.replay_ticks(silver, [own], actor)
+    (lane,) = operations.replay_ticks(silver, [own], actor, enqueue=False)
     return lane.project_id
 
 
@@ -132,7 +133,7 @@ def _drain(
 
     try:
         worker = silver.worker(spark.spark_session)
-        report = worker.drain(project_id, wanted, run_id=context.run_id, progress=tell)
+        report = worker.drain(project_id, wanted, run_id=context.run_id, progress=tell, patience=PATIENCE_SECONDS)
     except LockstepError as error:
         raise dg.Failure(str(error), allow_retries=False) from error
     context.log.info("%s applied, %s already there: %s", len(report.applied), len(report.already), report.reason)
@@ -171,7 +172,7 @@ def ticks_daily(context: dg.AssetExecutionContext, spark: SparkResource) -> dg.M
     """Make anew the days of what was applied since the last run."""
     settings = load_settings()
     with open_silver(settings, application_name="lockstep-gold-run") as silver:
-        moved = silver.store.applied_since(_cursor(context, DAILY_ASSET), limit=_FOLD_AT_ONCE)
+        moved = list(silver.store.applied_pages(_cursor(context, DAILY_ASSET)))
         gold = Gold(spark.spark_session, settings.lake_bucket)
         rows = {str(day): gold.load_day(day, silver.store.applied_of_day(*bounds(day))) for day in days_of(moved)}
     return _folded(moved, {"dagster/row_count": sum(rows.values()), "days": dg.MetadataValue.json(rows)})
@@ -190,7 +191,7 @@ def agent_sessions(context: dg.AssetExecutionContext, spark: SparkResource) -> d
     """Fold what was applied since the last run into the sessions."""
     settings = load_settings()
     with open_silver(settings, application_name="lockstep-gold-run") as silver:
-        moved = silver.store.applied_since(_cursor(context, SESSIONS_ASSET), limit=_FOLD_AT_ONCE)
+        moved = list(silver.store.applied_pages(_cursor(context, SESSIONS_ASSET)))
     changed = Gold(spark.spark_session, settings.lake_bucket).fold_sessions(moved)
     return _folded(moved, {"sessions_changed": changed})
 
@@ -218,8 +219,9 @@ def _folded(moved: list[Applied], metadata: dict[str, Any]) -> dg.MaterializeRes
 def tick_housekeeping(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
     """Make DynamoDB and Dagster agree with the ledger."""
     with open_silver(load_settings(), application_name="lockstep-silver-housekeeping") as silver:
-        recent = silver.store.applied_since(silver.clock.now() - SHOWN, limit=MOST_PARTITIONS)
-        said = silver.settler().settle(recent)
+        now = silver.clock.now()
+        said = silver.settler().settle(silver.store.applied_since(now - UNSAID))
+        recent = silver.store.newest(now - SHOWN, limit=MOST_PARTITIONS)
         known = context.instance.get_materialized_partitions(dg.AssetKey(SILVER_ASSET))
         missing = [one for one in recent if one.tick_id not in known][-_REPORT_AT_ONCE:]
         add_partitions(context.instance, [one.tick_id for one in missing])
@@ -276,10 +278,10 @@ def silver_lag_check(readiness: ReadinessResource) -> dg.AssetCheckResult:
 
 def _alert(readiness: ReadinessResource, kind: str, words: str) -> None:
     """Tell people, once an hour for each kind. An alert that cannot be raised must not fail the check that found it."""
-    plane = readiness.plane()
-    now = plane.clock.now()
-    key = Key("ticks", now.date(), f"h{now:%H}")
     try:
+        plane = readiness.plane()
+        now = plane.clock.now()
+        key = Key("ticks", now.date(), f"h{now:%H}")
         plane.dispatcher.raise_now(plane.store, Alert(key, kind, Level.ERROR, words, now), SystemIds().new_id())
     except Exception as error:
         _log.warning("alert not raised", kind=kind, error=str(error))

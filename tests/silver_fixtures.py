@@ -42,3 +42,27 @@ def world(stack: Any, spark: Any) -> Iterator[World]:
     for url in urls:
         sqs.delete_queue(QueueUrl=url)
     environment.undo()
+
+
+@pytest.fixture
+def deployed(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """The world as the settings of this process, as a run finds them; its queues in place of the stack's."""
+    monkeypatch.setenv("LOCKSTEP_POSTGRES_DSN", world.dsn)
+    monkeypatch.setenv("LOCKSTEP_LAKE_BUCKET", world.lake)
+    monkeypatch.setattr("resources.silver.TickQueue", _Queues(world))
+    for name in (world.queue_name, world.dead_name):
+        world.sqs.purge_queue(QueueUrl=world.sqs.get_queue_url(QueueName=name)["QueueUrl"])
+    return world
+
+
+class _Queues:
+    """Stands for the class of the queue and opens the test's own by name."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __call__(self, client: Any) -> Any:
+        return self._world.queue
+
+    def dead_letters(self, client: Any) -> Any:
+        return self._world.dead_letters

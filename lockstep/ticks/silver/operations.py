@@ -33,11 +33,25 @@ _MOST_DEAD = 1000
 class Parts(Protocol):
     """What silver works with, opened; see resources/silver.py."""
 
-    store: SilverStore
-    dispatches: DispatchTable
-    queue: TickQueue
-    dead_letters: TickQueue
-    clock: Clock
+    @property
+    def store(self) -> SilverStore:
+        """The ledger."""
+
+    @property
+    def dispatches(self) -> DispatchTable:
+        """Who works on what."""
+
+    @property
+    def queue(self) -> TickQueue:
+        """The work queue."""
+
+    @property
+    def dead_letters(self) -> TickQueue:
+        """What was given up."""
+
+    @property
+    def clock(self) -> Clock:
+        """The time."""
 
 
 class Status(NamedTuple):
@@ -58,11 +72,12 @@ class Redriven(NamedTuple):
     unreadable: int
 
 
-def replay_ticks(parts: Parts, tick_ids: Sequence[str], actor: Actor) -> list[Lane]:
+def replay_ticks(parts: Parts, tick_ids: Sequence[str], actor: Actor, *, enqueue: bool = True) -> list[Lane]:
     """Let these ticks, and because order is kept every later one of their projects, be applied again.
 
     Each project's lane goes back to its earliest tick of the list, in a new generation, in one transaction with the
-    audit; then the tick is enqueued. A death before the message is mended by the sweep. Data is not touched here.
+    audit; then the tick is enqueued, unless the caller applies it itself. A death before the message is mended by the
+    sweep. Data is not touched here.
 
     Raises:
         InvalidInput: A tick is not committed. Nothing was changed.
@@ -73,7 +88,8 @@ def replay_ticks(parts: Parts, tick_ids: Sequence[str], actor: Actor) -> list[La
     unknown = sorted(tick_id for tick_id, tick in found.items() if tick is None)
     if unknown or not found:
         raise InvalidInput("only committed ticks can be replayed.", problems=unknown or ["no tick was found"])
-    return [_replay(parts, tick, actor) for tick in earliest(tick for tick in found.values() if tick is not None)]
+    first = earliest(tick for tick in found.values() if tick is not None)
+    return [_replay(parts, tick, actor, enqueue=enqueue) for tick in first]
 
 
 def ticks_between(
@@ -111,12 +127,13 @@ def earliest(ticks: Iterable[Tick]) -> list[Tick]:
     return [first[project] for project in sorted(first)]
 
 
-def _replay(parts: Parts, tick: Tick, actor: Actor) -> Lane:
+def _replay(parts: Parts, tick: Tick, actor: Actor, *, enqueue: bool) -> Lane:
     now = parts.clock.now()
     lane = parts.store.rewind(parts.store.lane(tick.project_id), tick, actor, now=now)
     crash_point("silver.replay.rewound")
-    nearest = parts.store.plan(lane, limit=1).ready
-    parts.queue.send([message_of(one, now) for one in nearest])
+    if enqueue:
+        nearest = parts.store.plan(lane, limit=1).ready
+        parts.queue.send([message_of(one, now) for one in nearest])
     return lane
 
 

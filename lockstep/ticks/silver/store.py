@@ -7,7 +7,7 @@ What belongs here: statements on schema `silver`. What does not: order (rules.py
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -110,6 +110,7 @@ SELECT t.org_id, t.project_id, t.tick_id, s.sequence, s.generation, t.mode, t.dt
   JOIN ticks.tick AS t ON t.project_id = s.project_id AND t.tick_id = s.tick_id"""
 _OF_TICKS = _APPLIED + " WHERE s.tick_id = ANY(%(ticks)s)"
 _SINCE = _APPLIED + " WHERE s.applied_at > %(since)s ORDER BY s.applied_at, s.tick_id LIMIT %(limit)s"
+_NEWEST = _APPLIED + " WHERE s.applied_at > %(since)s ORDER BY s.applied_at DESC, s.tick_id DESC LIMIT %(limit)s"
 _OF_DAY = _APPLIED + " WHERE t.committed_at >= %(start)s AND t.committed_at < %(end)s ORDER BY s.applied_at, s.tick_id"
 
 
@@ -265,6 +266,18 @@ class SilverStore:
         with transaction(self._source, what="reading applied ticks") as connection:
             rows = connection.execute(_SINCE, {"since": since, "limit": limit}).fetchall()
         return [_applied(row) for row in rows]
+
+    def applied_pages(self, since: datetime, *, limit: int = 5000) -> Iterator[Applied]:
+        """All that was applied after that instant, oldest first, read in pages."""
+        while page := self.applied_since(since, limit=limit):
+            yield from page
+            since = page[-1].applied_at
+
+    def newest(self, since: datetime, *, limit: int) -> list[Applied]:
+        """The newest of what was applied after that instant, oldest first."""
+        with transaction(self._source, what="reading applied ticks") as connection:
+            rows = connection.execute(_NEWEST, {"since": since, "limit": limit}).fetchall()
+        return [_applied(row) for row in reversed(rows)]
 
     def applied_of_day(self, start: datetime, end: datetime) -> list[Applied]:
         """What bronze committed in that stretch, as far as it is in silver."""

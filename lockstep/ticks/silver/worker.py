@@ -29,6 +29,7 @@ from lockstep.ticks.silver.tables import Step, manifest_of
 _log = get_logger(__name__)
 
 HIDE_EVERY_SECONDS = 60.0
+_LANE_POLL_SECONDS = 1.0
 
 
 class Tables(Protocol):
@@ -83,18 +84,19 @@ class SilverWorker:
         run_id: str,
         progress: Callable[[Applied], None] = lambda applied: None,
         seconds: float = 600.0,
+        patience: float = 0.0,
     ) -> Report:
         """Apply the project's committed ticks in order, those in `wanted` only if it is given.
 
         Ends before the first tick that is not wanted, at the first that fails, or when the time is used up. What was
-        applied until then stays, and is said to be DONE one by one.
+        applied until then stays, and is said to be DONE one by one. `patience` is how long to wait for the lane.
 
         Raises:
             LostClaim: The lane was taken over. What was completed before stays; nothing else was changed.
         """
         report = Report(project_id)
         deadline = self._clock.monotonic() + seconds
-        with self._held(self.store.lane(project_id), run_id) as held:
+        with self._held(self.store.lane(project_id), run_id, patience) as held:
             if held is None:
                 report.reason = "another worker has the lane"
                 return report
@@ -108,9 +110,8 @@ class SilverWorker:
         return report
 
     @contextmanager
-    def _held(self, lane: Lane, run_id: str) -> Iterator[_Held | None]:
-        owner = f"{run_id}:{self._ids.new_id()}"
-        lease = self.store.leases.acquire(lane.name, owner, self._ttl)
+    def _held(self, lane: Lane, run_id: str, patience: float) -> Iterator[_Held | None]:
+        lease = self._acquire(lane, run_id, patience)
         if lease is None:
             yield None
             return
@@ -122,6 +123,15 @@ class SilverWorker:
                 yield held
         finally:
             self.store.leases.release(lease)
+
+    def _acquire(self, lane: Lane, run_id: str, patience: float) -> Lease | None:
+        give_up = self._clock.monotonic() + patience
+        while True:
+            owner = f"{run_id}:{self._ids.new_id()}"
+            lease = self.store.leases.acquire(lane.name, owner, self._ttl)
+            if lease is not None or self._clock.monotonic() >= give_up:
+                return lease
+            self._clock.sleep(_LANE_POLL_SECONDS)
 
     def _next(self, held: _Held, wanted: Collection[str] | None, report: Report) -> Tick | None:
         if held.waiting and held.waiting[0].sequence == held.lane.watermark + 1:

@@ -20,7 +20,7 @@ from lockstep.ticks.silver.dispatch import DispatchTable
 from lockstep.ticks.silver.model import SILVER_ASSET
 from resources.ticks import project_store
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.platform]
 
 PATIENCE_SECONDS = 240
 

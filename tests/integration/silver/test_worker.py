@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -112,6 +113,7 @@ def test_a_zombie_changes_neither_table_nor_ledger_nor_dispatch(world: World):
     world.commit(project, Planned({"orders": [row(1, "first")]}), Planned({"orders": [row(5, "full")]}, mode="full"))
     stale = world.store.leases.acquire(world.store.lane(project.project_id).name, "zombie", 0.01)
     assert stale is not None
+    time.sleep(0.1)
     world.drain(project)
     world.assert_equals_oracle(project)
     lane = world.store.lane(project.project_id)._replace(watermark=0)
