@@ -13,6 +13,7 @@ from typing import Any
 import dagster as dg
 
 import jobs.exports
+import jobs.readiness
 import jobs.selftest
 import jobs.ticks
 import jobs.windows
@@ -49,6 +50,7 @@ MODULES: tuple[ModuleType, ...] = (
     jobs.ticks,
     sensors.ticks,
     platform_assets.readiness,
+    jobs.readiness,
     sensors.readiness,
 )
 _LISTS = ("assets", "checks", "jobs", "schedules", "sensors")

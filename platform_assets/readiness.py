@@ -13,11 +13,12 @@ import dagster as dg
 from lockstep.kernel.settings import settings
 from lockstep.readiness import config
 from lockstep.readiness.control import NotReady
-from lockstep.readiness.model import Execution, Key, Plan, Readiness, TraitStatus
+from lockstep.readiness.model import Execution, Key, Plan, Readiness, RunStatus, TraitStatus
 from resources.readiness_plane import ReadinessResource
 
 GROUP = "readiness"
 FIRST_DATE = "2026-01-01"
+EXECUTION_CHECK = "execution_check"
 
 
 def asset_name(pipeline: str) -> str:
@@ -87,6 +88,20 @@ def check_results(plan: Plan, readiness: Readiness) -> Iterator[dg.AssetCheckRes
         )
 
 
+def outcome_result(plan: Plan, state: Execution | None) -> dg.AssetCheckResult:
+    """How an execution ended, as a check: a failed one is red in the UI, with its reason, and not only noted."""
+    bad = state is not None and state.status in (RunStatus.FAILED, RunStatus.CANCELLED)
+    words = f"{state.key} {state.status.value.lower()}" if state is not None else "never opened"
+    return dg.AssetCheckResult(
+        asset_key=asset_name(plan.pipeline),
+        check_name=EXECUTION_CHECK,
+        passed=not bad,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=words,
+        metadata=describe(state) if state is not None else {},
+    )
+
+
 def _asset(plan: Plan) -> dg.AssetsDefinition:
     upstream = sorted(
         {str(trait.config["upstreamPipeline"]) for trait in plan.traits if "upstreamPipeline" in trait.config}
@@ -115,7 +130,7 @@ def _asset(plan: Plan) -> dg.AssetsDefinition:
         """Ask for the execution. Only a completed one is a materialization; the sensor reports those that end later."""
         key = key_of(plan, context.partition_key)
         try:
-            state = readiness.plane().control.run(key)
+            state = readiness.deployment().control.run(key)
         except NotReady as waiting:
             raise dg.Failure(str(waiting), metadata=describe(waiting.state), allow_retries=False) from waiting
         context.log.info("%s is %s", key, state.status)
@@ -134,12 +149,16 @@ def _checks(plan: Plan) -> dg.AssetChecksDefinition:
         )
         for trait in plan.traits
     ]
+    words = f"The execution of {plan.pipeline} that ended last did not fail."
+    specs.append(dg.AssetCheckSpec(EXECUTION_CHECK, asset=asset_name(plan.pipeline), description=words))
 
     @dg.multi_asset_check(specs=specs, name=f"{asset_name(plan.pipeline)}_traits_check", can_subset=False)
     def traits(context: dg.AssetCheckExecutionContext, readiness: ReadinessResource) -> Iterator[dg.AssetCheckResult]:
         """Ask every evaluator now, for the execution that is due."""
-        control = readiness.plane().control
-        yield from check_results(plan, control.evaluate(control.key(plan.pipeline, None, None)))
+        control = readiness.deployment().control
+        key = control.key(plan.pipeline, None, None)
+        yield from check_results(plan, control.evaluate(key))
+        yield outcome_result(plan, control.execution(key))
 
     return traits
 

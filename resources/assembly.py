@@ -15,7 +15,7 @@ from lockstep.kernel.settings import Settings
 from resources.aws import DynamoDBResource, SqsResource
 from resources.databases import PostgresResource, WarehouseResource
 from resources.lake import LakeResource
-from resources.readiness_plane import ReadinessResource
+from resources.readiness_plane import AlertsResource, ReadinessResource
 from resources.spark import SparkResource
 from resources.vaults import VaultSourceResource
 from resources.windows import WindowsResource
@@ -30,18 +30,26 @@ def build_resources(settings: Settings) -> dict[str, Any]:
         "sqs": SqsResource(region_name=settings.aws_region),
         "dynamodb": DynamoDBResource(region_name=settings.aws_region),
         "readiness": ReadinessResource(),
+        "alerts": AlertsResource(),
         "postgres": PostgresResource(dsn=dg.EnvVar("LOCKSTEP_POSTGRES_DSN")),
         "source": PostgresResource(dsn=dg.EnvVar("LOCKSTEP_SOURCE_DSN")),
         "vault_source": VaultSourceResource(
             region_name=settings.aws_region, work_folder=str(settings.home / "work" / "windows")
         ),
         "warehouse": WarehouseResource(dsn=dg.EnvVar("LOCKSTEP_WAREHOUSE_DSN"), dialect=settings.warehouse_dialect),
-        "windows": WindowsResource(
-            dsn=dg.EnvVar("LOCKSTEP_WAREHOUSE_DSN"),
-            dialect=settings.warehouse_dialect,
-            region_name=settings.aws_region,
-        ),
+        "windows": build_windows(settings, dg.EnvVar("LOCKSTEP_WAREHOUSE_DSN"), dg.EnvVar("LOCKSTEP_POSTGRES_DSN")),
     }
+
+
+def build_windows(settings: Settings, dsn: str, state_dsn: str) -> WindowsResource:
+    """The window pipeline on the warehouse of this deployment."""
+    if settings.warehouse_dialect != "redshift":
+        return WindowsResource(dsn=dsn, region_name=settings.aws_region)
+    from resources.redshift import RedshiftWindowsResource  # noqa: PLC0415  # imports the driver of dagster-aws
+
+    return RedshiftWindowsResource(
+        dsn=dsn, region_name=settings.aws_region, state_dsn=state_dsn, iam_role=settings.warehouse_iam_role
+    )
 
 
 def _spark(settings: Settings) -> SparkResource:

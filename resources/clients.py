@@ -14,6 +14,7 @@ from botocore.config import Config
 CONNECT_TIMEOUT_SECONDS = 5
 READ_TIMEOUT_SECONDS = 30  # above 20 s, the longest long poll of SQS
 MAX_ATTEMPTS = 4
+_CHECKSUMS = ("request_checksum_calculation", "response_checksum_validation")
 
 
 def aws_client(
@@ -23,9 +24,16 @@ def aws_client(
     connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
     read_timeout: float = READ_TIMEOUT_SECONDS,
     max_attempts: int = MAX_ATTEMPTS,
+    guarded: bool = True,
 ) -> Any:
-    """A client of `service`, safe to share between threads. `max_attempts` counts the first call too."""
+    """A client of `service`, safe to share between threads. `max_attempts` counts the first call too.
+
+    With `guarded` off, S3 objects are sent and read without boto3's own checksums: for callers that compare a sha256 of
+    theirs, for whom a second checksum is only time.
+    """
+    checks = {} if guarded else dict.fromkeys(_CHECKSUMS, "when_required")
     config = Config(
+        **checks,
         connect_timeout=connect_timeout,
         read_timeout=read_timeout,
         retries={"total_max_attempts": max_attempts, "mode": "standard"},

@@ -7,19 +7,18 @@ What belongs here: which evaluators, triggers, probes and sinks there are. What 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import httpx
-import psycopg
+from pydantic import SecretStr
 
 from lockstep.kernel.clock import Clock, SystemClock
 from lockstep.kernel.ids import IdSource, SystemIds
+from lockstep.kernel.postgres import on_connect
 from lockstep.kernel.settings import Settings
-from lockstep.readiness import config
-from lockstep.readiness.alerts import ConsoleSink, Dispatcher, FileSink, S3Sink, Sink, SnsSink, WebhookSink
+from lockstep.readiness import config, probes
+from lockstep.readiness.alerts import AlertDoor, ConsoleSink, Dispatcher, FileSink, S3Sink, Sink, SnsSink, WebhookSink
 from lockstep.readiness.catalogue import Catalogue
 from lockstep.readiness.control import Control
 from lockstep.readiness.evaluators.builtin import Builtins, Probe
@@ -27,7 +26,7 @@ from lockstep.readiness.evaluators.http import HttpEvaluator
 from lockstep.readiness.evaluators.process import ProcessEvaluator
 from lockstep.readiness.evaluators.runner import Runner
 from lockstep.readiness.handlers import Handlers
-from lockstep.readiness.model import Key
+from lockstep.readiness.plane import Plane
 from lockstep.readiness.safety import guarded_client
 from lockstep.readiness.store import Store
 from lockstep.readiness.table import DynamoTable
@@ -41,83 +40,86 @@ from lockstep.readiness.worker import Driver, Limits
 from resources.clients import aws_client
 
 SECRET_VARIABLE = "READINESS_SECRET_"  # noqa: S105  # the prefix of variables, not a secret
+TABLE = "readiness"
+# A tick, and a run that has trouble enough, wait at most fifteen seconds for one call.
+SHORT_CALLS: dict[str, Any] = {"connect_timeout": 2, "read_timeout": 5, "max_attempts": 2}
 _DAGSTER_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Plane:
-    """Everything a door may need."""
+class Deployment:
+    """The plane of this deployment and everything that a door may need."""
 
-    store: Store
+    plane: Plane
     catalogue: Catalogue
     driver: Driver
     control: Control
     watchdog: Watchdog
-    dispatcher: Dispatcher
-    clock: Clock
     dynamodb: Any
-    runner: Runner
-    triggers: Triggers
+    table: str
 
-    def store_stream(self, table: str) -> str:
+    @property
+    def store(self) -> Store:
+        """The ledger."""
+        return self.plane.store
+
+    @property
+    def clock(self) -> Clock:
+        """The plane's time."""
+        return self.plane.clock
+
+    def stream_arn(self) -> str:
         """The address of the table's stream."""
-        return str(self.dynamodb.describe_table(TableName=table)["Table"]["LatestStreamArn"])
+        return str(self.dynamodb.describe_table(TableName=self.table)["Table"]["LatestStreamArn"])
 
 
 def build_handlers(settings: Settings, **options: Any) -> Handlers:
     """The functions of the Step Functions form, over the same parts."""
-    plane = build_plane(settings, **options)
-    return Handlers(
-        plane.store,
-        plane.catalogue.plans,
-        runner=plane.runner,
-        triggers=plane.triggers,
-        dispatcher=plane.dispatcher,
-        clock=plane.clock,
-        ids=SystemIds(),
-    )
+    return Handlers(build_deployment(settings, **options).plane)
 
 
-def build_plane(
+def build_deployment(
     settings: Settings,
     *,
     dynamodb: Any = None,
     clock: Clock | None = None,
     ids: IdSource | None = None,
     limits: Limits | None = None,
-    table: str = "readiness",
-) -> Plane:
-    """Wire the plane. Nothing is called here; clients open at first use."""
+    table: str = TABLE,
+) -> Deployment:
+    """Wire everything. Nothing is called here; clients open at first use."""
     clock, ids = clock or SystemClock(), ids or SystemIds()
-    dynamodb = dynamodb or aws_client("dynamodb", region=settings.aws_region)
+    dynamodb = dynamodb or aws_client("dynamodb", region=settings.aws_region, **SHORT_CALLS)
     store = Store(DynamoTable(dynamodb, table), ids)
     folders = [config.shipped_folder(), *([settings.readiness_config] if settings.readiness_config else [])]
     catalogue = Catalogue(config.load(folders), store, clock)
-    hosts = [host.strip() for host in settings.readiness_allowed_hosts.split(",") if host.strip()]
-    web = guarded_client(hosts)
-    graph = _dagster(settings)
+    web, graph = _web(settings), _dagster(settings)
     runner = Runner(
         clock,
-        Builtins(store, _probes(settings, dynamodb, graph)),
+        Builtins(store, _probes(settings, graph)),
         http=HttpEvaluator(web, clock),
         process=_programs(settings),
         allowed_modules=("lockstep.",),
     )
     dispatcher = Dispatcher(_sinks(settings, web), clock)
     triggers = Triggers(_triggers(settings, web, graph))
-    driver = Driver(
-        store,
-        catalogue.plans,
-        runner=runner,
-        triggers=triggers,
-        dispatcher=dispatcher,
-        clock=clock,
-        ids=ids,
-        limits=limits,
+    plane = Plane(store, catalogue.plans, runner, triggers, dispatcher, clock, ids)
+    driver = Driver(plane, limits)
+    return Deployment(plane, catalogue, driver, Control(plane, driver), Watchdog(plane), dynamodb, table)
+
+
+def build_alerts(settings: Settings, *, table: str = TABLE) -> AlertDoor:
+    """The door for alerts alone, for the other pipelines."""
+    client = aws_client("dynamodb", region=settings.aws_region, **SHORT_CALLS)
+    clock, ids = SystemClock(), SystemIds()
+    return AlertDoor(
+        Store(DynamoTable(client, table), ids), Dispatcher(_sinks(settings, _web(settings)), clock), clock, ids
     )
-    control = Control(store, catalogue.plans, driver, runner, clock=clock, ids=ids)
-    watchdog = Watchdog(store, catalogue.plans, dispatcher=dispatcher, clock=clock, ids=ids)
-    return Plane(store, catalogue, driver, control, watchdog, dispatcher, clock, dynamodb, runner, triggers)
+
+
+def _web(settings: Settings) -> httpx.Client:
+    hosts = [host.strip() for host in settings.readiness_allowed_hosts.split(",") if host.strip()]
+    return guarded_client(hosts)
 
 
 def _dagster(settings: Settings) -> DagsterGraph | None:
@@ -179,76 +181,19 @@ def _sinks(settings: Settings, web: httpx.Client) -> list[Sink]:
     return sinks
 
 
-# --- readings of the other pipelines' ledgers ---
-
-
-def _probes(settings: Settings, dynamodb: Any, graph: DagsterGraph | None) -> dict[str, Probe]:
-    found: dict[str, Probe] = {
-        "window-watermark-lag": lambda options, key, now: _window_lag(dynamodb, now),
-        "tick-lag": lambda options, key, now: _tick_lag(dynamodb, now),
-    }
+def _probes(settings: Settings, graph: DagsterGraph | None) -> dict[str, Probe]:
+    """Readings of the other ledgers; one whose database is not known here answers that it is not connected."""
+    found: dict[str, Probe] = {}
     if graph is not None:
         found |= {"dagster-asset-freshness": graph.asset_freshness, "dagster-check-result": graph.check_result}
+    if settings.warehouse_dsn is not None:
+        windows = probes.WindowProbe(_reader(settings.warehouse_dsn), settings.vault_ids)
+        found |= {"window-watermark-lag": windows}
     if settings.postgres_dsn is not None:
-        dsn = settings.postgres_dsn.get_secret_value()
-        found["export-jobs-done"] = lambda options, key, now: _export_age(dsn, options, key)
+        connect = _reader(settings.postgres_dsn)
+        found |= {"export-jobs-done": probes.ExportProbe(connect), "tick-lag": probes.TickProbe(connect)}
     return found
 
 
-def _window_lag(dynamodb: Any, now: datetime) -> Mapping[str, Any]:
-    """How far the earliest window that is not applied lies back; no such window means that nothing waits."""
-    stops: list[str] = []
-    for page in dynamodb.get_paginator("scan").paginate(
-        TableName="ddapi_queue",
-        FilterExpression="#status <> :applied",
-        ProjectionExpression="stoptime",
-        ExpressionAttributeNames={"#status": "status"},
-        ExpressionAttributeValues={":applied": {"S": "APPLIED"}},
-    ):
-        stops += [row["stoptime"]["S"] for row in page["Items"]]
-    return _oldest(stops, now)
-
-
-def _tick_lag(dynamodb: Any, now: datetime) -> Mapping[str, Any]:
-    """How long the oldest committed tick has been waiting for silver."""
-    waiting: list[str] = []
-    for page in dynamodb.get_paginator("scan").paginate(
-        TableName="bronze_committed", ProjectionExpression="tick_id, committed_at"
-    ):
-        rows = {row["tick_id"]["S"]: row.get("committed_at", {}).get("S") for row in page["Items"]}
-        done = _dispatched(dynamodb, list(rows))
-        waiting += [at for tick, at in rows.items() if tick not in done and at]
-    return _oldest(waiting, now)
-
-
-def _dispatched(dynamodb: Any, ticks: list[str]) -> set[str]:
-    found: set[str] = set()
-    for start in range(0, len(ticks), 100):
-        keys = [{"tick_id": {"S": tick}} for tick in ticks[start : start + 100]]
-        answer = dynamodb.batch_get_item(RequestItems={"silver_dispatched": {"Keys": keys}})
-        found |= {row["tick_id"]["S"] for row in answer["Responses"].get("silver_dispatched", [])}
-    return found
-
-
-def _oldest(moments: list[str], now: datetime) -> Mapping[str, Any]:
-    if not moments:
-        return {"lagSeconds": None, "empty": True, "waiting": 0}
-    earliest = datetime.fromisoformat(min(moments).replace("Z", "+00:00"))
-    aware = earliest if earliest.tzinfo else earliest.replace(tzinfo=now.tzinfo)
-    return {"lagSeconds": max(0.0, (now - aware).total_seconds()), "waiting": len(moments)}
-
-
-def _export_age(dsn: str, options: Mapping[str, Any], _: Key) -> Mapping[str, Any]:
-    """Age of the oldest export job that is not finished, or of the one job that the configuration names."""
-    with psycopg.connect(dsn, connect_timeout=5, options="-c statement_timeout=5s") as connection:
-        row = connection.execute("SELECT to_regclass('exports.job')").fetchone()
-        if row is None or row[0] is None:
-            return {"lagSeconds": None, "empty": True, "waiting": 0}
-        only, job = ("AND job_id = %(job)s", options["jobId"]) if "jobId" in options else ("", None)
-        query = (
-            "SELECT count(*), extract(epoch FROM now() - min(created_at))::float FROM exports.job "  # noqa: S608
-            f"WHERE status IN ('SUBMITTED', 'IN_PROGRESS') {only}"
-        )
-        found = connection.execute(query, {"job": job}).fetchone()
-    waiting, age = found if found else (0, None)
-    return {"lagSeconds": age, "empty": waiting == 0, "waiting": waiting}
+def _reader(dsn: SecretStr) -> probes.Connect:
+    return on_connect(dsn, application_name="lockstep-readiness", connect_timeout=3, statement_timeout=5)

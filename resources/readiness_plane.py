@@ -1,6 +1,6 @@
-"""The readiness plane as a Dagster resource. What stands behind it: readiness.py.
+"""The readiness plane and its door for alerts as Dagster resources. What stands behind them: readiness.py.
 
-What belongs here: handing the plane to assets and sensors. What does not: wiring it.
+What belongs here: handing both to assets and sensors. What does not: wiring it.
 """
 
 from __future__ import annotations
@@ -11,25 +11,42 @@ from typing import Any
 import dagster as dg
 
 from lockstep.kernel.settings import Settings, load_settings
+from lockstep.readiness.alerts import AlertDoor
 from resources import clients
-from resources.readiness import Plane, build_plane
+from resources.readiness import SHORT_CALLS, TABLE, Deployment, build_alerts, build_deployment
 
 
 class ReadinessResource(dg.ConfigurableResource):
     """The plane of this process, built at first use."""
 
-    table: str = "readiness"
+    table: str = TABLE
 
-    def plane(self) -> Plane:
+    def deployment(self) -> Deployment:
         """Store, driver, control and watchdog."""
-        return _plane(load_settings(), self.table)
+        return _deployment(load_settings(), self.table)
 
     def streams(self) -> Any:
         """A client of the table's stream."""
-        return clients.aws_client("dynamodbstreams", region=load_settings().aws_region)
+        return clients.aws_client("dynamodbstreams", region=load_settings().aws_region, **SHORT_CALLS)
+
+
+class AlertsResource(dg.ConfigurableResource):
+    """The door for alerts, for assets and sensors of every pipeline: `alerts.door().raise_now(…)`. Never raises."""
+
+    table: str = TABLE
+
+    def door(self) -> AlertDoor:
+        """The door of this process."""
+        return alert_door(load_settings(), self.table)
 
 
 @lru_cache(maxsize=4)
-def _plane(settings: Settings, table: str) -> Plane:
+def alert_door(settings: Settings, table: str = TABLE) -> AlertDoor:
+    """The same for code that has settings instead of resources; one per process, as its sinks remember their pauses."""
+    return build_alerts(settings, table=table)
+
+
+@lru_cache(maxsize=4)
+def _deployment(settings: Settings, table: str) -> Deployment:
     # Shared by the ticks of a process: its breakers and pauses are worth keeping, and clients cost 50 ms each.
-    return build_plane(settings, table=table)
+    return build_deployment(settings, table=table)

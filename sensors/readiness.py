@@ -18,11 +18,13 @@ from lockstep.readiness import stream
 from lockstep.readiness.model import Execution, Plan, Readiness, RunStatus
 from lockstep.readiness.store import Marker
 from lockstep.readiness.worker import Report
-from platform_assets.readiness import asset_name, check_results, describe, partition_of, plans
+from platform_assets.readiness import asset_name, check_results, describe, outcome_result, partition_of, plans
 from resources.readiness_plane import ReadinessResource
 
 MAX_CHECK_EVENTS = 200  # each costs a write; outcomes are never left out
 SWEPT_PER_TICK = 25
+TICK_SECONDS = 40.0  # Dagster gives up on a tick after sixty
+HINT_SECONDS = 8.0  # of which the stream, and then the sweep, may take so much
 
 _PLANS = {plan.pipeline: plan for plan in plans}
 Event = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
@@ -36,12 +38,14 @@ Event = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 )
 def readiness_sensor(context: dg.SensorEvaluationContext, readiness: ReadinessResource) -> dg.SensorResult:
     """One bounded tick."""
-    plane = readiness.plane()
-    plane.catalogue.sync()
+    deployment = readiness.deployment()
+    clock, started = deployment.clock, deployment.clock.monotonic()
+    deployment.catalogue.sync(started + HINT_SECONDS)
     place = _read_cursor(context.cursor)
-    markers, place["stream"] = _from_stream(context, readiness, place.get("stream"))
-    swept, place["sweep"] = _sweep(readiness, int(place.get("sweep") or 0))
-    report = plane.driver.tick(_latest([*markers, *swept]))
+    markers, place["stream"] = _from_stream(context, readiness, place.get("stream"), started + HINT_SECONDS)
+    until = clock.monotonic() + HINT_SECONDS
+    swept, place["sweep"] = deployment.driver.sweep(_number(place.get("sweep")), SWEPT_PER_TICK, until)
+    report = deployment.driver.tick(_latest([*markers, *swept]), started + TICK_SECONDS)
     for refusal in report.refused:
         context.log.warning("refused: %s", refusal)
     for key, error in report.failures.items():
@@ -63,25 +67,22 @@ def _read_cursor(cursor: str | None) -> dict[str, Any]:
     return place if isinstance(place, dict) else {}
 
 
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
 def _from_stream(
-    context: dg.SensorEvaluationContext, readiness: ReadinessResource, cursor: Any
+    context: dg.SensorEvaluationContext, readiness: ReadinessResource, cursor: Any, until: float
 ) -> tuple[list[Marker], str | None]:
+    deployment = readiness.deployment()
     try:
-        arn = readiness.plane().store_stream(readiness.table)
-        found = stream.read(readiness.streams(), arn, cursor)
+        found = stream.read(
+            readiness.streams(), deployment.stream_arn(), cursor, lambda: deployment.clock.monotonic() < until
+        )
     except (ClientError, BotoCoreError, Transient) as error:
         context.log.warning("stream not read, the sweep goes on: %s", error)
         return [], cursor
     return found.markers, found.cursor
-
-
-def _sweep(readiness: ReadinessResource, start: int) -> tuple[list[Marker], int]:
-    """Markers that the stream never told, a few pipelines at a time."""
-    plane = readiness.plane()
-    names = sorted(plane.catalogue.plans())
-    chosen = [names[(start + offset) % len(names)] for offset in range(min(SWEPT_PER_TICK, len(names)))]
-    now = plane.clock.now()
-    return [marker for name in chosen for marker in plane.store.markers(name, now)], (start + len(chosen)) % len(names)
 
 
 def _latest(markers: list[Marker]) -> list[Marker]:
@@ -97,7 +98,7 @@ def _events(report: Report) -> list[Event]:
         plan = _PLANS.get(after.key.pipeline)
         if plan is None:
             continue  # registered through the API: it has no asset until it is in a file
-        outcomes += _outcome(before, after, partition_of(plan, after.key))
+        outcomes += _outcome(plan, before, after)
         if after.readiness is not None and (
             before.readiness is None or before.readiness.signature != after.readiness.signature
         ):
@@ -107,22 +108,32 @@ def _events(report: Report) -> list[Event]:
 
 def _answers(plan: Plan, readiness: Readiness) -> Iterator[Event]:
     for result in check_results(plan, readiness):
-        yield dg.AssetCheckEvaluation(
-            asset_key=dg.AssetKey(asset_name(plan.pipeline)),
-            check_name=str(result.check_name),
-            passed=result.passed,
-            severity=result.severity,
-            metadata=result.metadata,
-        )
+        yield _evaluation(plan, result)
 
 
-def _outcome(before: Execution, after: Execution, partition: str) -> Iterator[Event]:
-    asset, metadata = asset_name(after.key.pipeline), describe(after)
-    if after.status.is_success and not before.status.is_success and not after.dry_run:
+def _evaluation(plan: Plan, result: dg.AssetCheckResult) -> dg.AssetCheckEvaluation:
+    return dg.AssetCheckEvaluation(
+        asset_key=dg.AssetKey(asset_name(plan.pipeline)),
+        check_name=str(result.check_name),
+        passed=result.passed,
+        severity=result.severity,
+        description=result.description,
+        metadata=result.metadata,
+    )
+
+
+def _outcome(plan: Plan, before: Execution, after: Execution) -> Iterator[Event]:
+    """What an execution has become: green when it is done, red by its check when it is over without that."""
+    if after.dry_run:
+        return
+    asset, partition, metadata = asset_name(plan.pipeline), partition_of(plan, after.key), describe(after)
+    if after.status.is_success and not before.status.is_success:
         yield dg.AssetMaterialization(asset_key=asset, partition=partition, metadata=metadata)
+        yield _evaluation(plan, outcome_result(plan, after))
     elif after.status in (RunStatus.FAILED, RunStatus.CANCELLED) and not before.status.is_terminal:
         words = f"{after.key} {after.status.value.lower()}"
         yield dg.AssetObservation(asset_key=asset, partition=partition, description=words, metadata=metadata)
+        yield _evaluation(plan, outcome_result(plan, after))
 
 
 sensors = [readiness_sensor]

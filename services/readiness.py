@@ -26,7 +26,7 @@ from lockstep.readiness import codec
 from lockstep.readiness.control import NotFound, NotReady
 from lockstep.readiness.explain import explain
 from lockstep.readiness.model import Category, Execution, IllegalTransition, Key, Plan, Reason, TraitStatus
-from resources.readiness import Plane, build_plane
+from resources.readiness import Deployment, build_deployment
 from services import shell
 from services.checks import dynamodb_check
 
@@ -93,26 +93,26 @@ class PushBody(_Body):
     schedule_id: str | None = None
 
 
-def create_app(settings: Settings, *, plane: Plane | None = None, watch: bool = True) -> FastAPI:
-    """The service, not yet serving. `plane` replaces the deployment's own, for tests."""
-    plane = plane or build_plane(settings)
+def create_app(settings: Settings, *, deployment: Deployment | None = None, watch: bool = True) -> FastAPI:
+    """The service, not yet serving. `deployment` replaces the one of the settings, for tests."""
+    deployment = deployment or build_deployment(settings)
     app = shell.create_app(
         "readiness",
         title="Lockstep readiness",
         description="When pipelines may run, what stands in the way, and what happened to them.",
         readiness_checks={"dynamodb": dynamodb_check(settings)},
-        lifespan=_watching(plane) if watch else None,
+        lifespan=_watching(deployment) if watch else None,
         problems={IllegalTransition: _conflict, NotReady: _not_ready, NotFound: _not_found},
     )
     allow = _guard(settings.readiness_api_key)
     app.include_router(_health())
-    app.include_router(_pipelines(plane), dependencies=[Depends(allow)])
-    app.include_router(_requests(plane), dependencies=[Depends(allow)])
-    app.include_router(_ledger(plane), dependencies=[Depends(allow)])
+    app.include_router(_pipelines(deployment), dependencies=[Depends(allow)])
+    app.include_router(_requests(deployment), dependencies=[Depends(allow)])
+    app.include_router(_ledger(deployment), dependencies=[Depends(allow)])
     return app
 
 
-def _watching(plane: Plane) -> Callable[[FastAPI], Any]:
+def _watching(deployment: Deployment) -> Callable[[FastAPI], Any]:
     """The watchdog's own clock: a thread of this process, which is not the one that drives pipelines."""
 
     @asynccontextmanager
@@ -124,9 +124,9 @@ def _watching(plane: Plane) -> Callable[[FastAPI], Any]:
             while not stop.wait(1.0 if not synced else WATCHDOG_SECONDS):
                 try:
                     if not synced:
-                        plane.catalogue.sync()
+                        deployment.catalogue.sync()
                         synced = True
-                    plane.watchdog.check()
+                    deployment.watchdog.check()
                 except LockstepError as error:  # the table is away: said in the log, tried again
                     _log.error("watchdog round failed", error=str(error))
 
@@ -167,17 +167,17 @@ def _health() -> APIRouter:
     return router
 
 
-def _pipelines(plane: Plane) -> APIRouter:
+def _pipelines(deployment: Deployment) -> APIRouter:
     router = APIRouter(prefix="/api", tags=["pipelines"])
-    control = plane.control
+    control = deployment.control
 
     @router.get("/pipelines", summary="All pipelines")
     def pipelines() -> list[dict[str, Any]]:
-        return [_plan(plan) for _, plan in sorted(plane.catalogue.plans().items())]
+        return [_plan(plan) for _, plan in sorted(deployment.catalogue.plans().items())]
 
     @router.post("/pipelines", status_code=HTTPStatus.CREATED, summary="Register a pipeline")
     def register(body: dict[str, Any]) -> dict[str, Any]:
-        return _plan(plane.catalogue.register(body))
+        return _plan(deployment.catalogue.register(body))
 
     @router.get("/pipelines/{pipeline}", summary="One pipeline")
     def pipeline(pipeline: str) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _pipelines(plane: Plane) -> APIRouter:
     @router.delete("/pipelines/{pipeline}", status_code=HTTPStatus.NO_CONTENT, summary="Remove a pipeline")
     def unregister(pipeline: str) -> None:
         control.plan(pipeline)
-        plane.catalogue.unregister(pipeline)
+        deployment.catalogue.unregister(pipeline)
 
     @router.get("/pipelines/{pipeline}/readiness", summary="The verdict over stored answers")
     def readiness(pipeline: str, day: _Day = None, schedule: _Schedule = None) -> dict[str, Any]:
@@ -202,19 +202,19 @@ def _pipelines(plane: Plane) -> APIRouter:
     @router.get("/pipelines/{pipeline}/traits", summary="Stored answers that have not expired")
     def traits(pipeline: str) -> list[dict[str, Any]]:
         control.plan(pipeline)
-        return plane.store.all_traits(pipeline, control.now())
+        return deployment.store.all_traits(pipeline, control.now())
 
     @router.get("/pipelines/{pipeline}/traits/{trait}", summary="Stored answers of one trait")
     def trait(pipeline: str, trait: str) -> list[dict[str, Any]]:
         control.plan(pipeline)
-        return [one for one in plane.store.all_traits(pipeline, control.now()) if one["trait"] == trait]
+        return [one for one in deployment.store.all_traits(pipeline, control.now()) if one["trait"] == trait]
 
     return router
 
 
-def _requests(plane: Plane) -> APIRouter:
+def _requests(deployment: Deployment) -> APIRouter:
     router = APIRouter(prefix="/api", tags=["requests"])
-    control = plane.control
+    control = deployment.control
 
     @router.post("/pipelines/{pipeline}/evaluate", summary="Ask every evaluator now")
     def evaluate(pipeline: str, body: RunBody | None = None) -> dict[str, Any]:
@@ -263,9 +263,9 @@ def _requests(plane: Plane) -> APIRouter:
     return router
 
 
-def _ledger(plane: Plane) -> APIRouter:
+def _ledger(deployment: Deployment) -> APIRouter:
     router = APIRouter(prefix="/api", tags=["ledger"])
-    store, control = plane.store, plane.control
+    store, control = deployment.store, deployment.control
 
     @router.get("/pipelines/{pipeline}/runs", summary="Runs, latest first")
     def runs(pipeline: str, limit: Annotated[int, Query(ge=1, le=500)] = 50) -> list[dict[str, Any]]:

@@ -66,6 +66,11 @@ class Settings(BaseSettings):
         description="The warehouse. Absent: database `warehouse` on the embedded PostgreSQL.",
         examples=["postgresql://loader:password@cluster.example.com:5439/warehouse"],
     )
+    warehouse_iam_role: str = Field(
+        default="default",
+        description="Role under which a Redshift warehouse reads the bucket; `default` is the cluster's own.",
+        examples=["arn:aws:iam::123456789012:role/loader"],
+    )
     s3: AwsPart = Field(default="embedded", description="S3: `embedded`, `aws`, or an endpoint address.")
     sqs: AwsPart = Field(default="embedded", description="SQS: `embedded`, `aws`, or an endpoint address.")
     dynamodb: AwsPart = Field(default="embedded", description="DynamoDB: `embedded`, `aws`, or an endpoint address.")
@@ -210,6 +215,13 @@ class Settings(BaseSettings):
         le=1000,
         description="Connections that export workers may hold to the source database at the same time.",
         examples=["4"],
+    )
+    exports_requests_per_minute: int = Field(
+        default=1200,
+        ge=1,
+        le=1_000_000,
+        description="Requests that one client of the exports service may send in a minute; more are answered with 429.",
+        examples=["1200"],
     )
     exports_private_webhooks: bool = Field(
         default=False,

@@ -1,30 +1,35 @@
-"""Alerts on their way to people: sinks, and a dispatcher that no sink can harm.
+"""Alerts on their way to people: sinks, a dispatcher that no sink can harm, and the door that every pipeline uses.
 
-What belongs here: delivery. What does not: when an alert is raised, and that it is raised once (rules.py, store.py).
-Delivery is at least once; the alert's id is the same every time, so that a sink can tell.
+What belongs here: delivery. What does not: when an alert is raised (rules.py and the other pipelines), and that it is
+recorded once (store.py). Delivery is at least once; the alert's id is the same every time, so that a sink can tell.
 """
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import httpx
 
 from lockstep.kernel.clock import Clock, SystemClock
 from lockstep.kernel.errors import Transient
+from lockstep.kernel.ids import IdSource
 from lockstep.kernel.logs import get_logger
 from lockstep.readiness import codec
-from lockstep.readiness.model import Alert, Level
+from lockstep.readiness.model import Alert, Key, Level
 
 _log = get_logger("lockstep.alerts")
 
 WEBHOOK_SECONDS = 10.0
 PAUSE_SECONDS = 60.0
+PLATFORM = "lockstep"
 _LONGEST_SUBJECT = 100
+_LONGEST_WORDS = 500
+_LONGEST_UNIT = 200
 
 
 class Sink(Protocol):
@@ -117,14 +122,6 @@ class S3Sink:
         )
 
 
-class Recorder(Protocol):
-    """What raising an alert outside of an execution needs."""
-
-    def raise_alert(self, alert: Alert, owner: str, now: datetime) -> bool:
-        """Record it once."""
-        ...
-
-
 class Dispatcher:
     """Sends alerts to every sink. Thread-safe; never raises.
 
@@ -143,13 +140,6 @@ class Dispatcher:
         """The ids of the alerts that somebody took."""
         return frozenset(alert.id for alert in alerts if self._send(alert))
 
-    def raise_now(self, recorder: Recorder, alert: Alert, owner: str) -> bool:
-        """Record an alert of any part of the platform and send it; False if it was raised before."""
-        if not recorder.raise_alert(alert, owner, self._clock.now()):
-            return False
-        self._send(alert)
-        return True
-
     def _send(self, alert: Alert) -> bool:
         taken = not self._sinks
         for place, sink in enumerate(self._sinks):
@@ -165,3 +155,75 @@ class Dispatcher:
                 self.dispatched += 1
                 taken = True
         return taken
+
+
+class Recorder(Protocol):
+    """Where it is written down that an alert was raised."""
+
+    def raise_alert(self, alert: Alert, owner: str, now: datetime) -> bool:
+        """Record it, undelivered; False if it was raised before."""
+        ...
+
+    def alert_delivered(self, alert: Alert) -> None:
+        """Some sink took it."""
+        ...
+
+
+class AlertDoor:
+    """The one door for alerts that no execution carries: the watchdog's, and those of the other pipelines.
+
+    An alert is raised once per kind, unit and day. It is recorded before it is sent, so that one whose sender died is
+    sent by the next round of the watchdog. Thread-safe; never raises: a run must not fail because of its alert.
+    """
+
+    def __init__(self, recorder: Recorder, dispatcher: Dispatcher, clock: Clock, ids: IdSource) -> None:
+        self._recorder = recorder
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._ids = ids
+
+    def raise_now(
+        self,
+        kind: str,
+        level: Level | Literal["error", "warning", "info"],
+        unit: str,
+        words: str,
+        *,
+        details: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Tell people about a unit of any pipeline; False if they were told of it today.
+
+        Args:
+            kind: `windows.window_failed`: whose alert it is, a dot, and what happened.
+            level: How loud.
+            unit: Which window, chunk, tick. Put the attempt into it if every attempt should be heard of.
+            words: What happened and what to do next.
+            details: Anything else that a sink may show.
+        """
+        pipeline, _, name = kind.rpartition(".")
+        now = self._clock.now()
+        key = Key(pipeline or PLATFORM, now.date(), re.sub(r"[^A-Za-z0-9._:-]+", "-", unit)[:_LONGEST_UNIT])
+        told = {"unit": unit, **(details or {})}
+        return self.raise_alert(Alert(key, name, Level(level), words[:_LONGEST_WORDS], now, told))
+
+    def raise_alert(self, alert: Alert) -> bool:
+        """Record an alert and send it; False if it was raised before."""
+        try:
+            new = self._recorder.raise_alert(alert, self._ids.new_id(), self._clock.now())
+        except Exception as error:  # better told twice than not at all
+            _log.warning("alert not recorded", alert=alert.id, error=str(error))
+            self._dispatcher.dispatch([alert])
+            return True
+        if new:
+            self.deliver(alert)
+        return new
+
+    def deliver(self, alert: Alert) -> bool:
+        """Send a recorded alert; False if no sink took it, then a later round tries again."""
+        if not self._dispatcher.dispatch([alert]):
+            return False
+        try:
+            self._recorder.alert_delivered(alert)
+        except Exception as error:  # it is sent again under the same id
+            _log.warning("delivery not recorded", alert=alert.id, error=str(error))
+        return True

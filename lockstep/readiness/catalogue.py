@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from lockstep.kernel.clock import Clock
 from lockstep.kernel.errors import InvalidInput
 from lockstep.kernel.logs import get_logger
-from lockstep.readiness import codec, config
+from lockstep.readiness import codec, config, timing
 from lockstep.readiness.config import Registry
 from lockstep.readiness.model import IllegalTransition, Plan
-from lockstep.readiness.store import Store
+from lockstep.readiness.store import Registered, Store
 
 API = "api"
 FILE = "file"
 _REFRESH = timedelta(seconds=5)
+_SYNC = timedelta(minutes=1)
 
 _log = get_logger(__name__)
 
@@ -36,6 +37,7 @@ class Catalogue:
         self._lock = threading.Lock()
         self._plans: Mapping[str, Plan] = registry.plans
         self._read_at: float | None = None
+        self._synced_at: float | None = None
 
     def plans(self) -> Mapping[str, Plan]:
         """Every pipeline. One in the table that cannot be read is told in the log and left out; files are whole."""
@@ -48,7 +50,8 @@ class Catalogue:
     def _read(self) -> Mapping[str, Plan]:
         plans = dict(self.registry.plans)
         for entry in self._store.registered(self._clock.now()):
-            if entry.pipeline in plans or not entry.data:
+            # What a file brought and no file has any more is gone; its history stays.
+            if entry.pipeline in plans or entry.origin != API:
                 continue
             try:
                 plans[entry.pipeline] = config.parse_pipeline(entry.data, self.registry)
@@ -56,22 +59,42 @@ class Catalogue:
                 _log.error("registered pipeline cannot be used", pipeline=entry.pipeline, error=str(error))
         return config.connect(plans)
 
-    def sync(self) -> list[str]:
-        """Bring the table's copy of the files up to date; returns what was changed."""
-        known = {entry.pipeline: entry.data for entry in self._store.registered(self._clock.now())}
-        changed = []
+    def sync(self, until: float | None = None) -> list[str]:
+        """Bring the table's copy of the files up to date; returns what was changed.
+
+        Done again once a minute, so that a table that was made anew fills itself. `until` is an instant of the
+        monotonic clock: what is not done by then is done next time.
+        """
+        if self._synced_at is not None and self._clock.monotonic() - self._synced_at < _SYNC.total_seconds():
+            return []
+        now = self._clock.now()
+        known = {entry.pipeline: entry for entry in self._store.registered(now)}
+        changed: list[str] = []
         for name, fields in self.registry.pipelines.items():
-            data = fields.model_dump(mode="json", by_alias=True)
-            if known.get(name) is None or codec.dumps(known[name]) != codec.dumps(data):
-                self._store.register(name, data, origin=FILE)
+            if until is not None and self._clock.monotonic() >= until:
+                return changed
+            data, entry = fields.model_dump(mode="json", by_alias=True), known.get(name)
+            since = self._since(self.registry.plans[name], entry, now)
+            same = entry is not None and codec.dumps(entry.data) == codec.dumps(data) and entry.origin == FILE
+            if entry is None or not same or since != entry.since:
+                self._store.register(name, data, origin=FILE, since=since)
                 changed.append(name)
+        self._synced_at = self._clock.monotonic()
         return changed
+
+    def _since(self, plan: Plan, entry: Registered | None, now: datetime) -> dict[str, datetime]:
+        """A schedule keeps its beginning; one that is new begins now."""
+        begun = entry.since if entry is not None else {}
+        return {name: begun.get(name, moment) for name, moment in timing.first_starts(plan, now).items()}
 
     def register(self, data: Mapping[str, Any]) -> Plan:
         """Take a pipeline that came through the API. Raises `InvalidInput` with every problem."""
         plan = config.parse_pipeline(dict(data), self.registry)
         self._only_through_the_api(plan.pipeline)
-        self._store.register(plan.pipeline, data, origin=API)
+        now = self._clock.now()
+        known = {entry.pipeline: entry for entry in self._store.registered(now)}
+        since = self._since(plan, known.get(plan.pipeline), now)
+        self._store.register(plan.pipeline, data, origin=API, since=since)
         self._forget()
         return plan
 

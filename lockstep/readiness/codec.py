@@ -42,6 +42,20 @@ def parse_instant(text: str | None) -> datetime | None:
     return None if text is None else datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
 
 
+def read_instant(text: object) -> datetime | None:
+    """An instant that somebody else wrote, in any ISO form; None if it is none."""
+    try:
+        found = datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return found if found is None or found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def decode_instants(data: Mapping[str, str]) -> dict[str, datetime]:
+    """Named instants."""
+    return {name: _moment(text) for name, text in data.items()}
+
+
 def _moment(text: str) -> datetime:
     found = parse_instant(text)
     if found is None:
@@ -190,6 +204,7 @@ def encode_execution(state: Execution) -> dict[str, Any]:
         "baseline": None if state.baseline is None else dict(state.baseline),
         "monitorUntil": instant(state.monitor_until),
         "lateData": state.late_data,
+        "lateSeen": instant(state.late_seen),
         "reruns": dict(state.reruns),
         "rerunId": state.rerun_id,
         "alerted": sorted(state.alerted),
@@ -228,6 +243,7 @@ def decode_execution(data: Mapping[str, Any], plan: Plan, version: int) -> Execu
         baseline=data["baseline"],
         monitor_until=parse_instant(data["monitorUntil"]),
         late_data=data["lateData"],
+        late_seen=parse_instant(data["lateSeen"]),
         reruns=data["reruns"],
         rerun_id=data["rerunId"],
         alerted=frozenset(data["alerted"]),

@@ -40,6 +40,7 @@ from lockstep.readiness.verdict import MAJORITY
 
 DEFAULT_TIMEOUT_SECONDS = 30
 MAX_TIMEOUT_SECONDS = 300
+LONGEST_CATCH_UP = timedelta(days=31)
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
 
@@ -64,9 +65,8 @@ def _zone(text: str) -> str:
 
 
 def _clock(text: str) -> str:
-    clock = timing.parse_clock(text)
-    if clock is None or clock.days:
-        raise ValueError('must be a time of day such as "06:00", in quotes')
+    if timing.parse_clock(text) is None:
+        raise ValueError('must be a time such as "06:00", or "00:20+1" for the next day, in quotes')
     return text
 
 
@@ -82,6 +82,12 @@ def _duration(value: Any) -> Any:
     length = timing.parse_duration(value) if isinstance(value, str) else None
     if length is None:
         raise ValueError("must be a duration such as 30s, 45m, 2h or 1h30m")
+    return length
+
+
+def _catch_up(length: timedelta) -> timedelta:
+    if length > LONGEST_CATCH_UP:
+        raise ValueError(f"at most {LONGEST_CATCH_UP.days}d; open older dates with `lockstep readiness backfill`")
     return length
 
 
@@ -212,9 +218,10 @@ class MonitoringFields(_Fields):
 
 
 class WatchFields(_Fields):
-    """How often the pipeline is looked at."""
+    """How often the pipeline is looked at; `catchUp`: how far back its executions begin when it is first deployed."""
 
     enabled: bool = True
+    catch_up: Annotated[Duration, AfterValidator(_catch_up)] | None = None
     interval: Duration = timedelta(seconds=30)
     poll_interval: Duration = timedelta(seconds=30)
     run_timeout: Duration = timedelta(hours=4)
@@ -639,6 +646,7 @@ def resolve(fields: PipelineFields, archetype: ArchetypeFields, calendars: Mappi
         poll_interval=fields.watch.poll_interval,
         run_timeout=fields.watch.run_timeout,
         watched=fields.watch.enabled,
+        catch_up=fields.watch.catch_up or timedelta(0),
         dry_run=fields.dry_run,
         tier=fields.tier,
         archetype=archetype.name,
@@ -704,7 +712,8 @@ def connect(plans: Mapping[str, Plan]) -> dict[str, Plan]:
     """Tell every plan its downstream: pipelines with a trait on it that share a schedule."""
     below: dict[str, list[str]] = {name: [] for name in plans}
     for name, plan in plans.items():
+        own = {schedule.name for schedule in plan.schedules}
         for upstream in sorted({str(trait.config.get("upstreamPipeline", "")) for trait in plan.traits}):
-            if upstream in below and upstream != name:
+            if upstream in below and upstream != name and own & {one.name for one in plans[upstream].schedules}:
                 below[upstream].append(name)
     return {name: plan._replace(downstream=tuple(below[name])) for name, plan in plans.items()}

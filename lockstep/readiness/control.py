@@ -6,21 +6,19 @@ of those doors, and any rule (rules.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import date, datetime, timedelta
 from typing import Any, NamedTuple
 
-from lockstep.kernel.clock import Clock
 from lockstep.kernel.errors import InvalidInput, LockstepError, LostClaim
-from lockstep.kernel.ids import IdSource
 from lockstep.readiness import rules, timing, verdict
-from lockstep.readiness.evaluators.runner import Runner
 from lockstep.readiness.model import (
     FACTS,
     Callback,
     CancelRequested,
     Category,
     Emit,
+    Evaluated,
     Event,
     Execution,
     IllegalTransition,
@@ -35,7 +33,8 @@ from lockstep.readiness.model import (
     TraitStatus,
     Woken,
 )
-from lockstep.readiness.store import Marker, Store, slot_key
+from lockstep.readiness.plane import Plane
+from lockstep.readiness.store import Marker, slot_key
 from lockstep.readiness.worker import Driver
 
 DEFAULT_PUSH_TTL = timedelta(hours=1)
@@ -72,25 +71,21 @@ class Backfilled(NamedTuple):
     skipped: Mapping[str, str]
 
 
+class Rehearsal(NamedTuple):
+    """What would become of an execution, and the events that it would leave behind."""
+
+    state: Execution
+    events: tuple[Emit, ...]
+
+
 class Control:
     """Requests. Thread-safe."""
 
-    def __init__(
-        self,
-        store: Store,
-        plans: Callable[[], Mapping[str, Plan]],
-        driver: Driver,
-        runner: Runner,
-        *,
-        clock: Clock,
-        ids: IdSource,
-    ) -> None:
-        self.store = store
-        self._plans = plans
+    def __init__(self, plane: Plane, driver: Driver) -> None:
+        self.store = plane.store
+        self._plane = plane
         self._driver = driver
-        self._runner = runner
-        self._clock = clock
-        self._ids = ids
+        self._clock = plane.clock
 
     def now(self) -> datetime:
         """The plane's time."""
@@ -98,22 +93,22 @@ class Control:
 
     def plan(self, pipeline: str) -> Plan:
         """The pipeline's plan, or `NotFound`."""
-        plan = self._plans().get(pipeline)
+        plan = self._plane.plans().get(pipeline)
         if plan is None:
             raise NotFound("there is no such pipeline.", unit=pipeline, next_step="see the list of pipelines.")
         return plan
 
     def key(self, pipeline: str, day: date | None, schedule: str | None) -> Key:
-        """An execution; without a date, the latest that is due by the schedule's own time zone."""
+        """An execution; without a date the one whose time it is, of the schedule or of all schedules."""
         plan = self.plan(pipeline)
-        chosen = plan.schedule(schedule) if schedule else plan.schedules[0]
-        if chosen is None:
+        chosen = [known for known in plan.schedules if schedule in (None, known.name)]
+        if not chosen or (day is not None and len(chosen) > 1):
             raise InvalidInput(
-                f"there is no schedule {schedule}.",
+                f"there is no schedule {schedule}." if schedule else "it has several schedules.",
                 unit=pipeline,
-                next_step=f"use one of {', '.join(known.name for known in plan.schedules)}.",
+                next_step=f"name one of {', '.join(known.name for known in plan.schedules)}.",
             )
-        return Key(pipeline, day or timing.local_date(self.now(), chosen.timezone), chosen.name)
+        return timing.current_key(plan, chosen, self.now()) if day is None else Key(pipeline, day, chosen[0].name)
 
     def execution(self, key: Key) -> Execution | None:
         """The execution as it is."""
@@ -124,7 +119,7 @@ class Control:
         plan, now = self.plan(key.pipeline), self.now()
         state = self.execution(key) or Execution(plan, key, now, now, rules.run_id_of(key, 0, 1))
         stored = self.store.traits(key.pipeline, key, [trait.type for trait in plan.traits], now)
-        results = self._runner.evaluate(state, stored, fresh=True)
+        results = self._plane.runner.evaluate(state, stored, fresh=True)
         asked = [result for result in results if not result.pushed]
         self.store.put_traits(key.pipeline, key, asked, now)
         readiness = verdict.judge(plan, results, self.now())
@@ -137,6 +132,28 @@ class Control:
         stored = self.store.traits(key.pipeline, key, [trait.type for trait in plan.traits], now)
         return verdict.judge(plan, list(stored.values()), now)
 
+    def rehearse(self, key: Key) -> Rehearsal:
+        """What `run` would decide now, with real evaluators; nothing is written and nothing started.
+
+        Raises:
+            IllegalTransition: As `run` would.
+        """
+        now, plan = self.now(), self.plan(key.pipeline)._replace(dry_run=True)
+        known = self.execution(key)
+        state = rules.open_execution(plan, key, now, Reason.MANUAL).state if known is None else known
+        state = self._waiting(state)._replace(plan=plan, dry_run=True)
+        stored = self.store.traits(key.pipeline, key, [trait.type for trait in plan.traits], now)
+        results = self._plane.runner.evaluate(state, stored)
+        after, effects = rules.step(state, Evaluated(state.run_id, results), self.now())
+        return Rehearsal(after, tuple(effect for effect in effects if isinstance(effect, Emit)))
+
+    def _waiting(self, state: Execution) -> Execution:
+        if state.status is not RunStatus.PENDING:
+            raise IllegalTransition(
+                f"it is {state.status} already.", unit=str(state.key), next_step="use rerun to run it once more."
+            )
+        return state
+
     def run(self, key: Key) -> Execution:
         """Look at an execution now and start it if it is ready.
 
@@ -144,11 +161,7 @@ class Control:
             NotReady: It waits; it stays open and runs when it is ready.
             IllegalTransition: It has run already, is running, or the date is excluded.
         """
-        state = self.execution(key) or self._open(key, Reason.MANUAL)
-        if state.status is not RunStatus.PENDING:
-            raise IllegalTransition(
-                f"it is {state.status} already.", unit=str(key), next_step="use rerun to run it once more."
-            )
+        state = self._waiting(self.execution(key) or self._open(key, Reason.MANUAL))
         return self._ready_or_raise(self._request(state, Woken("manual"), Tick()))
 
     def rerun(self, key: Key, reason: Reason, why: str, rerun_id: str | None = None) -> Execution:
@@ -156,7 +169,7 @@ class Control:
         state = self.execution(key)
         if state is None:
             raise NotFound("it has never run.", unit=str(key), next_step="use run, or backfill for past dates.")
-        request = RerunRequested(rerun_id or f"{reason.value}-{self._ids.new_id()}", reason, why)
+        request = RerunRequested(rerun_id or f"{reason.value}-{self._plane.ids.new_id()}", reason, why)
         return self._ready_or_raise(self._request(state, request, Tick()))
 
     def backfill(self, pipeline: str, first: date, last: date, schedule: str | None, why: str) -> Backfilled:
@@ -182,7 +195,7 @@ class Control:
             return
         if state.status.is_success:
             raise IllegalTransition("it has completed already.", unit=str(key))
-        self._write(state, RerunRequested(f"backfill-{self._ids.new_id()}", Reason.BACKFILL, why))
+        self._write(state, RerunRequested(f"backfill-{self._plane.ids.new_id()}", Reason.BACKFILL, why))
 
     def cancel(self, key: Key, why: str) -> Execution:
         """Stop an execution; a running job is asked to stop and the execution ends when it has."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from lockstep.readiness import timing
-from lockstep.readiness.model import Execution, Key, Plan, RunStatus, TraitResult, TraitStatus
+from lockstep.readiness.model import Execution, Key, Plan, RunStatus, TraitPlan, TraitResult, TraitStatus
+
+OVERDUE = timedelta(minutes=2)
 
 
 def explain(plan: Plan, key: Key, state: Execution | None, now: datetime) -> list[str]:
@@ -50,8 +52,10 @@ def _not_opened(plan: Plan, key: Key, now: datetime) -> list[str]:
 def _status(state: Execution, now: datetime) -> list[str]:
     key, run = state.key, f"run {state.run_id}, try {state.attempt} of {state.plan.retry.max_attempts}"
     if state.status is RunStatus.COMPLETED:
-        again = f"`lockstep readiness rerun {key.pipeline} --date {key.date} --schedule {key.schedule}`"
-        return [f"{key} has completed ({run}). It does not run again by itself; {again} does it."]
+        return [
+            f"{key} has completed ({run}). It does not run again by itself; {_again(key)} does it.",
+            *_next(state, now),
+        ]
     if state.status is RunStatus.COMPLETED_MONITORING:
         return [f"{key} has completed ({run}) and is watched for drift until {_at(state.monitor_until)}."]
     if state.status.is_terminal:
@@ -68,11 +72,32 @@ def _ended_badly(state: Execution, run: str) -> list[str]:
     key = state.key
     if state.status is RunStatus.FAILED:
         why = f"{state.failure.category}: {state.failure.message}" if state.failure else "for no recorded reason"
-        return [f"{key} has failed ({run}), {why}.", "No try is left or the failure is permanent: repair, then rerun."]
-    return [f"{key} was cancelled. A rerun starts it again."]
+        left = "No try is left" if state.attempt >= state.plan.retry.max_attempts else "Such a failure is not retried"
+        return [f"{key} has failed ({run}), {why}.", f"{left}: repair it, then {_again(key)}."]
+    return [f"{key} was cancelled. {_again(key)} starts it again."]
+
+
+def _again(key: Key) -> str:
+    words = f"lockstep readiness rerun {key.pipeline} --date {key.date} --schedule {key.schedule} --reason …"
+    return f"`{words}`"
+
+
+def _next(state: Execution, now: datetime) -> list[str]:
+    found = [timing.next_activation(state.plan, schedule, now) for schedule in state.plan.schedules]
+    coming = [
+        (timing.activation(schedule, key.date), key)
+        for schedule, key in zip(state.plan.schedules, found, strict=True)
+        if key
+    ]
+    if not coming or not state.plan.watched:
+        return []
+    moment, key = min(coming)
+    return [f"The next one is {key}, at {_at(moment)}."]
 
 
 def _waiting(state: Execution, now: datetime) -> list[str]:
+    if now < state.started_at and state.failure is None and not state.history:
+        return [f"Its time comes at {_at(state.started_at)}, in {_in(state.started_at - now)}."]
     if now < state.started_at:
         why = f" after {state.failure.category}: {state.failure.message}" if state.failure else ""
         return [f"The next try begins at {_at(state.started_at)}, in {_in(state.started_at - now)}{why}."]
@@ -80,21 +105,28 @@ def _waiting(state: Execution, now: datetime) -> list[str]:
         return ["Its traits have not been looked at yet; the next tick does."]
     required = {trait.type: trait for trait in state.plan.traits if trait.required}
     blocking = [trait for trait in state.readiness.traits if trait.status is not TraitStatus.PASS]
-    lines = [_trait(trait, required[trait.trait].evaluator) for trait in blocking if trait.trait in required]
-    if state.next_at is not None and state.next_at > now:
-        lines.append(f"It is looked at again in {_in(state.next_at - now)}.")
+    lines = [_trait(trait, required[trait.trait], state) for trait in blocking if trait.trait in required]
+    due = state.next_at or now
+    if due > now:
+        lines.append(f"It is looked at again in {_in(due - now)}.")
+    elif now - due > OVERDUE:
+        lines.append(f"It should have been looked at {_in(now - due)} ago: is the readiness sensor awake?")
     return lines
 
 
-def _trait(result: TraitResult, evaluator: str | None) -> str:
+def _trait(result: TraitResult, trait: TraitPlan, state: Execution) -> str:
     words = f" ({result.reason})" if result.reason else ""
+    key = state.key
+    command = f"lockstep readiness push {key.pipeline} {trait.type} PASS --date {key.date} --schedule {key.schedule}"
+    pushed = f"`{command}` says so by hand"
     if result.status is TraitStatus.FAIL:
-        return f"{result.trait} says not yet{words}. It runs when this passes."
+        return f"{trait.type} says not yet{words}. It runs when this passes; {pushed}."
     if result.status is TraitStatus.ERROR:
-        return f"{result.trait} could not be evaluated{words}, {result.category}. Repair the evaluator {evaluator}."
-    if evaluator is None:
-        return f"{result.trait} waits for a push: nobody has said PASS for it, or it has expired."
-    return f"{result.trait} has no valid answer{words}."
+        broken = f"{trait.type} could not be evaluated{words}, {result.category}"
+        return f"{broken}. Repair the evaluator {trait.evaluator}, or {pushed}."
+    if trait.evaluator is None:
+        return f"{trait.type} waits for a push: nobody has said PASS for it, or it has expired; {pushed}."
+    return f"{trait.type} has no valid answer{words}."
 
 
 def _deadlines(state: Execution, now: datetime) -> list[str]:

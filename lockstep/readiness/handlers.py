@@ -11,12 +11,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from lockstep.kernel.clock import Clock
 from lockstep.kernel.errors import InvalidInput, LostClaim
-from lockstep.kernel.ids import IdSource
 from lockstep.readiness import codec, rules, stream
-from lockstep.readiness.alerts import Dispatcher
-from lockstep.readiness.evaluators.runner import Runner
 from lockstep.readiness.model import (
     FACTS,
     Alert,
@@ -35,8 +31,7 @@ from lockstep.readiness.model import (
     Tick,
     parse_key,
 )
-from lockstep.readiness.store import Store
-from lockstep.readiness.triggers.base import Triggers
+from lockstep.readiness.plane import Plane
 
 LOCK_TTL = timedelta(minutes=5)
 _TRIES = 3
@@ -54,24 +49,10 @@ class StartRequest(NamedTuple):
 class Handlers:
     """The five functions. Errors are raised, so that the state machine's Catch sees them."""
 
-    def __init__(
-        self,
-        store: Store,
-        plans: Callable[[], Mapping[str, Plan]],
-        *,
-        runner: Runner,
-        triggers: Triggers,
-        dispatcher: Dispatcher,
-        clock: Clock,
-        ids: IdSource,
-    ) -> None:
-        self._store = store
-        self._plans = plans
-        self._runner = runner
-        self._triggers = triggers
-        self._dispatcher = dispatcher
-        self._clock = clock
-        self._ids = ids
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self._store = plane.store
+        self._clock = plane.clock
 
     # --- stream-router ---
 
@@ -102,7 +83,7 @@ class Handlers:
 
     def acquire_lock(self, event: Mapping[str, Any]) -> Answer:
         """Take the lock; its token travels through the state machine and gives it back."""
-        owner = self._ids.new_id()
+        owner = self._plane.ids.new_id()
         taken = self._store.acquire(_lock(self._key(event)), owner, LOCK_TTL, self._clock.now())
         return _answer("proceed" if taken else "skip", token=owner if taken else None)
 
@@ -172,9 +153,7 @@ class Handlers:
         """Tell people that the machinery itself failed."""
         key, now = self._key(event), self._clock.now()
         words = f"the state machine failed: {event.get('error')}"[:500]
-        self._dispatcher.raise_now(
-            self._store, Alert(key, "machine_error", Level.ERROR, words, now), self._ids.new_id()
-        )
+        self._plane.alerts.raise_alert(Alert(key, "machine_error", Level.ERROR, words, now))
         return _answer("proceed")
 
     # --- evaluator, trigger, run-checker ---
@@ -185,7 +164,7 @@ class Handlers:
         wanted = str(event["traitType"])
         one = state._replace(plan=state.plan._replace(traits=tuple(t for t in state.plan.traits if t.type == wanted)))
         stored = self._store.traits(state.key.pipeline, state.key, [wanted], now)
-        (result,) = self._runner.evaluate(one, stored)
+        (result,) = self._plane.runner.evaluate(one, stored)
         if not result.pushed and stored.get(wanted) is not result:
             self._store.put_traits(state.key.pipeline, state.key, [result], now)
         return codec.encode_result(result)
@@ -194,7 +173,7 @@ class Handlers:
         """Start the job of an execution that has been claimed; a repeated call repeats the same token."""
         state = self._load(self._key(event))
         if state.status is RunStatus.TRIGGERING:
-            state = self._step(state.key, self._triggers.start(state, resume=bool(event.get("resume", False))))
+            state = self._step(state.key, self._plane.triggers.start(state, resume=bool(event.get("resume", False))))
         if state.status is RunStatus.TRIGGERING:
             return _answer("unknown", waitSeconds=max(1, round(state.plan.poll_interval.total_seconds())))
         return self._job_answer(state, state.run_id if state.status.is_live else str(event["runID"]))
@@ -205,7 +184,7 @@ class Handlers:
         if state.status is not RunStatus.RUNNING:
             return self._job_answer(state, str(event["runID"]))
         run_id = state.run_id
-        polled = self._triggers.status(state, run_id, state.handle)
+        polled = self._plane.triggers.status(state, run_id, state.handle)
         state = self._step(self._step(state.key, polled).key, Tick())
         return self._job_answer(state, run_id)
 
@@ -220,7 +199,7 @@ class Handlers:
         return parse_key(str(event["pipelineID"]), str(event["date"]), str(event["scheduleID"]))
 
     def _plan(self, key: Key) -> Plan:
-        plan = self._plans().get(key.pipeline)
+        plan = self._plane.plans().get(key.pipeline)
         if plan is None:
             raise InvalidInput("there is no such pipeline.", unit=key.pipeline)
         return plan
@@ -261,7 +240,7 @@ class Handlers:
     def _deliver(self, state: Execution, step: Step) -> Execution:
         for effect in step.effects:
             if isinstance(effect, DeliverAlerts):
-                ids = self._dispatcher.dispatch(effect.alerts)
+                ids = self._plane.dispatcher.dispatch(effect.alerts)
                 return self._step(state.key, Delivered(ids)) if ids else state
         return state
 

@@ -273,7 +273,7 @@ class Budgets(NamedTuple):
 
 
 class SchedulePlan(NamedTuple):
-    """When an execution of each date becomes active. Times are local to `timezone`."""
+    """When an execution of each date becomes active, HH:MM or HH:MM+N days later. Times are local to `timezone`."""
 
     name: str = DEFAULT_SCHEDULE
     after: str = "00:00"
@@ -336,6 +336,7 @@ class Plan(NamedTuple):
     poll_interval: timedelta = timedelta(seconds=30)
     run_timeout: timedelta = timedelta(hours=4)
     watched: bool = True
+    catch_up: timedelta = timedelta(0)
     dry_run: bool = False
     tier: int = 3
     archetype: str = ""
@@ -437,6 +438,7 @@ class Execution(NamedTuple):
     baseline: Mapping[str, Any] | None = None
     monitor_until: datetime | None = None
     late_data: bool = False
+    late_seen: datetime | None = None
     reruns: Mapping[str, int] = {}
     rerun_id: str | None = None
     alerted: frozenset[str] = frozenset()
@@ -548,10 +550,11 @@ class RerunRequested(NamedTuple):
 
 
 class LateData(NamedTuple):
-    """Input arrived after the job had read it."""
+    """Input arrived after the job had read it. `at` tells one arrival from the same one told again."""
 
     rerun_id: str
     why: str = ""
+    at: datetime | None = None
 
 
 class Delivered(NamedTuple):

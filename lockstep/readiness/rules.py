@@ -49,6 +49,7 @@ from lockstep.readiness.model import (
     RerunRequested,
     RunMoved,
     RunStatus,
+    SchedulePlan,
     Started,
     StartFailed,
     StartRun,
@@ -63,6 +64,7 @@ ERRORS_BEFORE_ALERT: Final = 3
 UNKNOWN_POLLS_BEFORE_ALERT: Final = 5
 CANCEL_TRIES: Final = 5
 ALERT_LOOKBACK: Final = timedelta(minutes=15)
+LONGEST_AHEAD: Final = timedelta(days=2)
 HISTORY_LIMIT: Final = 50
 
 _NAMESPACE: Final = uuid.UUID("6f1c3a52-8b0e-5d57-9a4b-2f6c7f0e9d11")
@@ -79,8 +81,35 @@ def run_id_of(key: Key, generation: int, attempt: int) -> str:
     return str(uuid.uuid5(_NAMESPACE, f"{key}#{generation}#{attempt}"))
 
 
-def open_execution(plan: Plan, key: Key, now: datetime, reason: Reason = Reason.SCHEDULE) -> Step:
-    """A new execution, waiting to be ready. Deadlines long past are not promised any more: no flood of old alerts."""
+def open_execution(
+    plan: Plan, key: Key, now: datetime, reason: Reason = Reason.SCHEDULE, not_before: datetime | None = None
+) -> Step:
+    """A new execution, waiting to be ready. Deadlines long past are not promised any more: no flood of old alerts.
+
+    Any past date may be opened. A coming one waits for its activation, unless a person wants it now.
+    """
+    schedule = _openable(plan, key, now)
+    promised = timing.deadlines(plan, schedule, key.date)
+    fresh = reason is not Reason.BACKFILL
+    active = now if reason is Reason.MANUAL else timing.activation(schedule, key.date)
+    start = max(now, active, not_before or now)
+    state = Execution(
+        plan=plan,
+        key=key,
+        opened_at=now,
+        started_at=start,
+        run_id=run_id_of(key, 0, 1),
+        reason=reason,
+        next_at=start,
+        dry_run=plan.dry_run,
+        deadlines=_forward_only(promised, now) if fresh else NO_DEADLINES,
+        updated_at=now,
+    )
+    return Step(state, (Emit("EXECUTION_OPENED", f"opened by {reason.value}", state.run_id),))
+
+
+def _openable(plan: Plan, key: Key, now: datetime) -> SchedulePlan:
+    """The execution's schedule, or why it cannot be opened."""
     schedule = plan.schedule(key.schedule)
     if schedule is None:
         raise IllegalTransition(
@@ -92,21 +121,14 @@ def open_execution(plan: Plan, key: Key, now: datetime, reason: Reason = Reason.
         raise IllegalTransition(
             "the date is excluded by the pipeline's calendar.", unit=str(key), next_step="choose another date."
         )
-    promised = timing.deadlines(plan, schedule, key.date)
-    fresh = reason is not Reason.BACKFILL
-    state = Execution(
-        plan=plan,
-        key=key,
-        opened_at=now,
-        started_at=now,
-        run_id=run_id_of(key, 0, 1),
-        reason=reason,
-        next_at=now,
-        dry_run=plan.dry_run,
-        deadlines=_forward_only(promised, now) if fresh else NO_DEADLINES,
-        updated_at=now,
-    )
-    return Step(state, (Emit("EXECUTION_OPENED", f"opened by {reason.value}", state.run_id),))
+    active = timing.activation(schedule, key.date)
+    if active > now + LONGEST_AHEAD:
+        raise IllegalTransition(
+            f"its time comes only at {active:%Y-%m-%d %H:%M} UTC.",
+            unit=str(key),
+            next_step=f"ask again at most {LONGEST_AHEAD.days} days before.",
+        )
+    return schedule
 
 
 def _forward_only(promised: Deadlines, now: datetime) -> Deadlines:
@@ -522,6 +544,10 @@ def _end_monitoring(state: Execution, out: Effects) -> Execution:
 def _late_data(state: Execution, event: LateData, now: datetime, out: Effects) -> Execution:
     if state.status is _PENDING or state.status in (_FAILED, _CANCELLED):
         return state  # the next try, if there is one, reads everything anyway
+    if event.at is not None:
+        if state.late_seen is not None and event.at <= state.late_seen:
+            return state  # the same arrival, told again by a marker that was left behind or a stream read anew
+        state = state.changed(late_seen=event.at)
     if state.status.is_live:
         if state.late_data:
             return state

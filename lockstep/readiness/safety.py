@@ -23,6 +23,11 @@ SECRET_PREFIX: Final = "secret:"  # noqa: S105  # the mark of a reference, not a
 _VARIABLE: Final = re.compile(r"\$\{([^}]*)\}?|\$[A-Za-z_]\w*")
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish", "csh", "tcsh", "ash", "busybox", "cmd", "env"})
 
+# NAT64, 6to4 and Teredo: global by their prefix, and any IPv4 address inside.
+_TRANSLATED: Final = tuple(
+    ipaddress.IPv6Network(network) for network in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")
+)
+
 Resolve = Callable[[str, int], list[str]]
 
 
@@ -95,9 +100,11 @@ def reveal(headers: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, 
 def is_public(address: str) -> bool:
     """Whether an IP address is one that anybody on the internet could own."""
     ip = ipaddress.ip_address(address.split("%", maxsplit=1)[0])
-    mapped = getattr(ip, "ipv4_mapped", None)
-    if mapped is not None:
-        ip = mapped
+    if ip.version == 6:
+        if ip.ipv4_mapped is not None:
+            ip = ip.ipv4_mapped
+        elif any(ip in network for network in _TRANSLATED):
+            return False  # a gateway would take it to an IPv4 address that nobody has looked at
     return ip.is_global and not ip.is_multicast
 
 

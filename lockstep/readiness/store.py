@@ -12,10 +12,11 @@ from datetime import date, datetime, timedelta
 from typing import Any, NamedTuple
 
 from lockstep.kernel.crash import crash_point
-from lockstep.kernel.errors import LostClaim
+from lockstep.kernel.errors import InvalidInput, LostClaim
 from lockstep.kernel.ids import IdSource, SystemIds
 from lockstep.readiness import codec
 from lockstep.readiness.model import (
+    DEFAULT_SCHEDULE,
     Alert,
     Emit,
     Execution,
@@ -28,6 +29,7 @@ from lockstep.readiness.model import (
     RunMoved,
     RunStatus,
     TraitResult,
+    parse_key,
 )
 from lockstep.readiness.rules import is_legal_path
 from lockstep.readiness.table import Absent, Delete, Equals, Free, Item, ItemKey, Merge, Put, Table, Write
@@ -49,20 +51,34 @@ _RESULT = "result#"
 
 
 class Marker(NamedTuple):
-    """A wish to look at an execution."""
+    """A wish to look at an execution. `stamp` is its time as it is written, whoever wrote it."""
 
     key: Key
     source: str
     at: datetime | None = None
     not_before: datetime | None = None
+    stamp: str | None = None
+
+
+class Swept(NamedTuple):
+    """The markers of a pipeline, and those that nobody can read: sort key and what is wrong."""
+
+    markers: list[Marker]
+    unreadable: dict[str, str]
 
 
 class Registered(NamedTuple):
-    """A pipeline in the table: its configuration as written, and the executions that are open."""
+    """A pipeline in the table: its configuration as written, open executions, alerts that no sink has taken yet.
+
+    `since` says for each schedule from when on its executions count.
+    """
 
     pipeline: str
     data: Mapping[str, Any]
     open: frozenset[str]
+    since: Mapping[str, datetime] = {}
+    undelivered: tuple[Alert, ...] = ()
+    origin: str = ""
 
 
 def seconds(now: datetime) -> int:
@@ -282,7 +298,15 @@ class Store:
         details = {"kind": alert.kind, "level": alert.level.value, "alertId": alert.id}
         lock = {"PK": f"LOCK#alert:{alert.id}", "SK": LOCK, "token": owner, "ttl": seconds(now + EVENT_RETENTION)}
         event = self._event(alert.key, Emit("ALERT", alert.message, None, details), now)
-        return self._table.write([Put(lock, Free(seconds(now))), event])
+        pipeline, waiting = alert.key.pipeline, {"undelivered": {_told(alert)}}
+        names = {"GSI1PK": PIPELINES, "GSI1SK": pipeline}
+        kept = Merge(f"PIPELINE#{pipeline}", CONFIG, names, waiting)
+        return self._table.write([Put(lock, Free(seconds(now))), event, kept])
+
+    def alert_delivered(self, alert: Alert) -> None:
+        """Some sink took the alert."""
+        told = {"undelivered": {_told(alert)}}
+        self._table.write([Merge(f"PIPELINE#{alert.key.pipeline}", CONFIG, remove_members=told)])
 
     # --- locks --------------------------------------------------------------------------------------------------
 
@@ -328,7 +352,7 @@ class Store:
             self._table.write([Merge(f"PIPELINE#{pipeline}", f"TRAIT#{result.trait}", values)])
 
     def traits(self, pipeline: str, slot: Key, types: Iterable[str], now: datetime) -> dict[str, TraitResult]:
-        """The stored answers for one execution; an undated push counts where the execution has no own answer."""
+        """The stored answers for one execution; a push, also one for all executions, goes before an evaluator's."""
         return self.traits_many({slot: types}, now)[slot]
 
     def traits_many(self, wanted: Mapping[Key, Iterable[str]], now: datetime) -> dict[Key, dict[str, TraitResult]]:
@@ -379,9 +403,13 @@ class Store:
 
     # --- configuration and markers -------------------------------------------------------------------------------
 
-    def register(self, pipeline: str, data: Mapping[str, Any], *, origin: str) -> None:
+    def register(
+        self, pipeline: str, data: Mapping[str, Any], *, origin: str, since: Mapping[str, datetime] | None = None
+    ) -> None:
         """Keep a pipeline's configuration; its open executions stay as they are."""
-        values = {"GSI1PK": PIPELINES, "GSI1SK": pipeline, "data": codec.dumps(dict(data)), "origin": origin}
+        begun = {schedule: codec.instant(moment) for schedule, moment in (since or {}).items()}
+        names = {"GSI1PK": PIPELINES, "GSI1SK": pipeline, "origin": origin}
+        values = {**names, "data": codec.dumps(dict(data)), "since": codec.dumps(begun)}
         self._table.write([Merge(f"PIPELINE#{pipeline}", CONFIG, values)])
 
     def unregister(self, pipeline: str) -> None:
@@ -391,7 +419,14 @@ class Store:
     def registered(self, now: datetime) -> list[Registered]:
         """Every pipeline, from the index. May lag by a moment: a hint for where to look, never the truth."""
         return [
-            Registered(row["GSI1SK"], json.loads(row.get("data", "{}")), frozenset(row.get("open", ())))
+            Registered(
+                row["GSI1SK"],
+                json.loads(row.get("data", "{}")),
+                frozenset(row.get("open", ())),
+                codec.decode_instants(json.loads(row.get("since", "{}"))),
+                tuple(codec.decode_alert(json.loads(text)) for text in sorted(row.get("undelivered", ()))),
+                str(row.get("origin", "")),
+            )
             for row in self._table.index(PIPELINES, seconds(now))
         ]
 
@@ -399,23 +434,39 @@ class Store:
         """Ask for an execution to be looked at. Repeating it is harmless."""
         self._table.write([_marker(marker)])
 
-    def markers(self, pipeline: str, now: datetime) -> list[Marker]:
+    def markers(self, pipeline: str, now: datetime) -> Swept:
         """The markers of a pipeline that nobody has taken yet."""
-        rows = self._table.query(f"MARKER#{pipeline}", "", seconds(now))
-        return [read_marker(row) for row in rows]
+        found = Swept([], {})
+        for row in self._table.query(f"MARKER#{pipeline}", "", seconds(now)):
+            try:
+                found.markers.append(read_marker(row))
+            except InvalidInput as error:
+                found.unreadable[str(row["SK"])] = "; ".join(error.problems)
+        return found
 
     def drop_marker(self, marker: Marker) -> bool:
         """Take a marker away, unless it was written anew meanwhile."""
-        moment = codec.instant(marker.at)
-        condition = Equals("requestedAt", moment) if moment else None
+        stamp = marker.stamp or codec.instant(marker.at)
+        condition = Equals("requestedAt", stamp) if stamp else None
         return self._table.write([Delete(f"MARKER#{marker.key.pipeline}", _slot(marker.key), condition)])
+
+    def refuse_marker(self, pipeline: str, sort_key: str, words: str, now: datetime) -> None:
+        """Take a marker that cannot be read away, and say why in the pipeline's event log."""
+        told = Emit("MARKER_REFUSED", words, None, {"marker": f"MARKER#{pipeline}", "sortKey": sort_key})
+        event = self._event(Key(pipeline, now.date(), "marker"), told, now)
+        self._table.write([Delete(f"MARKER#{pipeline}", sort_key), event])
 
 
 def read_marker(row: Mapping[str, Any]) -> Marker:
-    """A marker from its item."""
-    key = slot_key(str(row["PK"]).removeprefix("MARKER#"), str(row["SK"]))
-    at, not_before = codec.parse_instant(row.get("requestedAt")), codec.parse_instant(row.get("notBefore"))
-    return Marker(key, str(row.get("source", "marker")), at, not_before)
+    """A marker from its item, also from one that was made by hand; `InvalidInput` if its key names no execution."""
+    day, mark, schedule = str(row["SK"]).partition("#")
+    key = parse_key(str(row["PK"]).removeprefix("MARKER#"), day, schedule if mark else DEFAULT_SCHEDULE)
+    if not mark:
+        words = f"its sort key must be {day}#{DEFAULT_SCHEDULE}, or the name of another schedule after the #"
+        raise InvalidInput("the marker names no schedule.", unit=key.pipeline, problems=[words])
+    stamp = row.get("requestedAt")
+    at, not_before = codec.read_instant(stamp), codec.read_instant(row.get("notBefore"))
+    return Marker(key, str(row.get("source", "marker")), at, not_before, stamp if isinstance(stamp, str) else None)
 
 
 def _marker(marker: Marker) -> Write:
@@ -425,6 +476,10 @@ def _marker(marker: Marker) -> Write:
     if marker.not_before is not None:
         item["notBefore"] = codec.instant(marker.not_before)
     return Put(item)
+
+
+def _told(alert: Alert) -> str:
+    return codec.dumps(codec.encode_alert(alert))
 
 
 def _cascade(state: Execution) -> str:
@@ -444,14 +499,13 @@ def _execution(item: Item, plan: Plan) -> Execution:
 
 
 def _answer(item: Item | None, key: Key, now: datetime) -> TraitResult | None:
+    """A push for this execution goes before one for all, and that before what an evaluator said."""
     if item is None:
         return None
-    for name in (_RESULT + _slot(key), _RESULT + UNDATED):
-        if name in item:
-            result = codec.decode_result(json.loads(item[name]))
-            if result.expires_at is None or now < result.expires_at:
-                return result
-    return None
+    names = (name for name in (_RESULT + _slot(key), _RESULT + UNDATED) if name in item)
+    results = (codec.decode_result(json.loads(item[name])) for name in names)
+    valid = [result for result in results if result.expires_at is None or now < result.expires_at]
+    return min(valid, key=lambda result: not result.pushed, default=None)
 
 
 def _run(item: Item) -> dict[str, Any]:

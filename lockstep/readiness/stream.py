@@ -6,12 +6,13 @@ What belongs here: reading shards within bounds. What does not: what a marker le
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from boto3.dynamodb.types import TypeDeserializer
 from botocore.exceptions import ClientError
 
+from lockstep.kernel.errors import InvalidInput
 from lockstep.kernel.logs import get_logger
 from lockstep.readiness.store import Marker, read_marker
 
@@ -30,12 +31,15 @@ class Read(NamedTuple):
     cursor: str
 
 
-def read(client: Any, stream_arn: str, cursor: str | None) -> Read:
-    """Read every shard once, from where the cursor left it; without a usable cursor, from the oldest record."""
+def read(client: Any, stream_arn: str, cursor: str | None, go_on: Callable[[], bool] = lambda: True) -> Read:
+    """Read every shard once, from where the cursor left it; without a usable cursor, from the oldest record.
+
+    `go_on` is asked before every call: what is not read when it says no is read next time.
+    """
     places, markers = _places(cursor), []
     shards = _shards(client, stream_arn)
     for shard in shards:
-        for record in _records(client, stream_arn, shard, places):
+        for record in _records(client, stream_arn, shard, places, go_on):
             marker = marker_of(record)
             if marker is not None:
                 markers.append(marker)
@@ -52,8 +56,8 @@ def marker_of(record: Mapping[str, Any]) -> Marker | None:
         return None
     try:
         return read_marker({name: _load(value) for name, value in change["NewImage"].items()})
-    except (ValueError, TypeError, KeyError) as error:
-        _log.error("marker cannot be read", marker=str(change.get("Keys")), error=str(error))
+    except (InvalidInput, KeyError) as error:  # the sweep finds it too, and answers in the event log
+        _log.warning("marker cannot be read", marker=str(change.get("Keys")), error=str(error))
         return None
 
 
@@ -70,10 +74,12 @@ def _shards(client: Any, stream_arn: str) -> list[str]:
     return [shard["ShardId"] for shard in description["Shards"]]
 
 
-def _records(client: Any, arn: str, shard: str, places: dict[str, str]) -> Iterator[Mapping[str, Any]]:
-    iterator = _iterator(client, arn, shard, places.get(shard))
+def _records(
+    client: Any, arn: str, shard: str, places: dict[str, str], go_on: Callable[[], bool]
+) -> Iterator[Mapping[str, Any]]:
+    iterator = _iterator(client, arn, shard, places.get(shard)) if go_on() else None
     for _ in range(MAX_PAGES_PER_SHARD):
-        if iterator is None:
+        if iterator is None or not go_on():
             return
         page = client.get_records(ShardIterator=iterator, Limit=1000)
         for record in page["Records"]:

@@ -11,12 +11,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
-from lockstep.kernel.clock import Clock
 from lockstep.kernel.errors import LostClaim
-from lockstep.kernel.ids import IdSource
 from lockstep.kernel.logs import get_logger
 from lockstep.readiness import rules, timing
-from lockstep.readiness.alerts import Dispatcher
 from lockstep.readiness.model import (
     FACTS,
     Alert,
@@ -31,7 +28,8 @@ from lockstep.readiness.model import (
     Step,
     Tick,
 )
-from lockstep.readiness.store import Store, slot_key
+from lockstep.readiness.plane import Plane
+from lockstep.readiness.store import Registered, slot_key
 
 SELF: Final = "lockstep-readiness"
 LOOKBACK: Final = timedelta(minutes=15)
@@ -40,6 +38,8 @@ STUCK_AFTER: Final = timedelta(minutes=30)
 STALLED_AFTER: Final = timedelta(minutes=10)
 SILENT_AFTER: Final = timedelta(minutes=5)
 MISSED_GRACE: Final = timedelta(minutes=15)
+SENDING: Final = timedelta(minutes=1)
+PRUNED_PER_ROUND: Final = 20
 
 _log = get_logger(__name__)
 T = TypeVar("T")
@@ -56,35 +56,28 @@ class Findings:
 class Watchdog:
     """Looks at every pipeline from outside. Any number may run: an alert is raised once, whoever sees it first."""
 
-    def __init__(
-        self,
-        store: Store,
-        plans: Callable[[], Mapping[str, Plan]],
-        *,
-        dispatcher: Dispatcher,
-        clock: Clock,
-        ids: IdSource,
-    ) -> None:
-        self._store = store
-        self._plans = plans
-        self._dispatcher = dispatcher
-        self._clock = clock
-        self._ids = ids
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self._store = plane.store
+        self._clock = plane.clock
 
     def check(self) -> Findings:
         """One round over all checks. Its own failures are findings too."""
         now, findings = self._clock.now(), Findings()
         last = self._guard("heartbeat", findings, lambda: self._store.last_beat("watchdog", now))
         window = min(max(LOOKBACK, now - last if last else LOOKBACK), LONGEST_LOOKBACK)
-        plans = self._guard("configuration", findings, self._plans) or {}
-        states = self._guard("executions", findings, lambda: self._open_executions(plans, now)) or []
+        plans = self._guard("configuration", findings, self._plane.plans) or {}
+        entries = self._guard("pipelines", findings, lambda: self._store.registered(now)) or []
+        states = self._guard("executions", findings, lambda: self._open_executions(entries, plans, now)) or []
         checks: dict[str, Callable[[], object]] = {
-            "missed": lambda: self._missed(plans, window, now, findings),
+            "missed": lambda: self._missed(plans, entries, window, now, findings),
             "deadlines": lambda: self._deadlines(states, now, findings),
             "stuck": lambda: self._stuck(states, now, findings),
             "stalled": lambda: self._stalled(states, now, findings),
             "monitoring": lambda: self._expired_monitoring(states, now, findings),
             "driver": lambda: self._driver_is_alive(now, findings),
+            "undelivered": lambda: self._redeliver(entries, now),
+            "prune": lambda: self._prune(sorted(plans), now),
         }
         for name, check in checks.items():
             self._guard(name, findings, check)
@@ -102,20 +95,28 @@ class Watchdog:
             _log.error("watchdog check failed", check=name, error=str(error))
             return None
 
-    def _open_executions(self, plans: Mapping[str, Plan], now: datetime) -> list[Execution]:
+    def _open_executions(self, entries: list[Registered], plans: Mapping[str, Plan], now: datetime) -> list[Execution]:
         keys = {
             slot_key(entry.pipeline, slot): plans[entry.pipeline]
-            for entry in self._store.registered(now)
+            for entry in entries
             if entry.pipeline in plans
             for slot in entry.open
         }
         return list(self._store.load_many(keys, now).values())
 
-    def _missed(self, plans: Mapping[str, Plan], window: timedelta, now: datetime, findings: Findings) -> None:
+    def _missed(
+        self,
+        plans: Mapping[str, Plan],
+        entries: list[Registered],
+        window: timedelta,
+        now: datetime,
+        findings: Findings,
+    ) -> None:
         """An execution whose time came and that nobody opened, within the window: old misses stay silent."""
+        since = {entry.pipeline: entry.since for entry in entries}
         late: dict[Key, Plan] = {}
         for plan in plans.values():
-            for key in timing.due_keys(plan, now) if plan.watched else ():
+            for key in timing.due_keys(plan, now, since=since.get(plan.pipeline)) if plan.watched else ():
                 expected = _expected_by(plan, key)
                 if expected < now <= expected + window:
                     late[key] = plan
@@ -162,6 +163,19 @@ class Watchdog:
         words = f"no driver has ticked since {last:%Y-%m-%d %H:%M} UTC"
         self._raise(key, "driver_silent", Level.ERROR, words, now, findings)
 
+    def _redeliver(self, entries: list[Registered], now: datetime) -> None:
+        """Alerts whose sender died before a sink took them. Younger ones are being sent at this moment."""
+        for entry in entries:
+            for alert in entry.undelivered:
+                if now - alert.at > SENDING:
+                    self._plane.alerts.deliver(alert)
+
+    def _prune(self, names: list[str], now: datetime) -> None:
+        """Stored answers of old executions, a few pipelines in each minute: their items must not grow for ever."""
+        first = int(now.timestamp() // 60) * PRUNED_PER_ROUND
+        for offset in range(min(PRUNED_PER_ROUND, len(names))):
+            self._store.prune_traits(names[(first + offset) % len(names)], now)
+
     def _say_degraded(self, now: datetime, findings: Findings) -> None:
         key = Key(SELF, now.date(), f"watchdog-h{now:%H}")
         words = "; ".join(f"{name}: {error}" for name, error in findings.broken.items())
@@ -179,12 +193,12 @@ class Watchdog:
         for effect in step.effects:
             if isinstance(effect, DeliverAlerts):
                 findings.raised += [alert.id for alert in effect.alerts]
-                delivered = Delivered(self._dispatcher.dispatch(effect.alerts))
+                delivered = Delivered(self._plane.dispatcher.dispatch(effect.alerts))
                 self._write(state, rules.step(state, delivered, now), now, findings)
 
     def _raise(self, key: Key, kind: str, level: Level, words: str, now: datetime, findings: Findings) -> None:
         alert = Alert(key, kind, level, words, now)
-        if self._dispatcher.raise_now(self._store, alert, self._ids.new_id()):
+        if self._plane.alerts.raise_alert(alert):
             findings.raised.append(alert.id)
 
 

@@ -7,20 +7,18 @@ comes second is lost, and its driver lets go.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from queue import SimpleQueue
 from typing import NamedTuple
 
-from lockstep.kernel.clock import Clock
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import LostClaim
-from lockstep.kernel.ids import IdSource
 from lockstep.kernel.logs import get_logger
 from lockstep.readiness import rules, timing
-from lockstep.readiness.alerts import Dispatcher
-from lockstep.readiness.evaluators.runner import GRACE_SECONDS, Runner
+from lockstep.readiness.evaluators.runner import GRACE_SECONDS
 from lockstep.readiness.model import (
     FACTS,
     Action,
@@ -49,10 +47,11 @@ from lockstep.readiness.model import (
     TraitResult,
     Woken,
 )
-from lockstep.readiness.store import Marker, Store, slot_key
-from lockstep.readiness.triggers.base import Triggers
+from lockstep.readiness.plane import Plane
+from lockstep.readiness.store import Marker, Registered, slot_key
 
 LATE_DATA = "late-data"
+READ_ALL_SECONDS = 300.0
 _MOST_EVENTS_PER_EXECUTION = 16
 _ANSWERS = (Started, StartFailed, StartUnknown, Polled, CancelAnswered, Delivered)
 
@@ -91,119 +90,134 @@ class _Work(NamedTuple):
     plan: Plan
     events: tuple[Event, ...]
     markers: list[Marker]
+    waiting_since: datetime
     known: Execution | None = None
     old: Execution | None = None
     stored: Traits | None = None
 
-    @property
-    def waiting_since(self) -> datetime:
-        """The longest waiting goes first; what was never looked at goes before all others."""
-        state = self.known
-        return datetime.min.replace(tzinfo=UTC) if state is None else state.next_at or state.opened_at
+
+class _Outcome(NamedTuple):
+    """What came of one piece of work. Made by a thread, read by the tick, or by the next one if it came late."""
+
+    key: Key
+    settled: bool  # whether its markers have been heard
+    opened: bool = False
+    stepped: bool = False
+    moved: tuple[Execution, Execution] | None = None
+    refused: str | None = None
+    failure: str | None = None
 
 
 class Driver:
-    """Steps executions. `plans` is asked at every tick, so that a changed configuration takes effect."""
+    """Steps executions. One tick at a time per driver; any number of drivers."""
 
-    def __init__(
-        self,
-        store: Store,
-        plans: Callable[[], Mapping[str, Plan]],
-        *,
-        runner: Runner,
-        triggers: Triggers,
-        dispatcher: Dispatcher,
-        clock: Clock,
-        ids: IdSource,
-        limits: Limits | None = None,
-    ) -> None:
-        self._store = store
-        self._plans = plans
-        self._runner = runner
-        self._triggers = triggers
-        self._dispatcher = dispatcher
-        self._clock = clock
-        self._ids = ids
+    def __init__(self, plane: Plane, limits: Limits | None = None) -> None:
+        self._plane = plane
+        self._store = plane.store
+        self._clock = plane.clock
         self._limits = limits or Limits()
+        self._outcomes: SimpleQueue[_Outcome] = SimpleQueue()
+        self._busy: set[Key] = set()
+        self._opened: set[Key] = set()
+        self._read_all_at = 0.0
 
     # --- a tick ------------------------------------------------------------------------------------------------
 
-    def tick(self, markers: Collection[Marker] = ()) -> Report:
-        """Look at everything that is due: schedules, open executions and these markers. Bounded in time and number."""
-        deadline = self._clock.monotonic() + self._limits.seconds
-        report, now, plans = Report(), self._clock.now(), self._plans()
-        wanted = self._wanted(plans, markers, now, report)
+    def tick(self, markers: Collection[Marker] = (), until: float | None = None) -> Report:
+        """Look at everything that is due: schedules, open executions and these markers.
+
+        Bounded in number, and in time by `until`, an instant of the monotonic clock. What an evaluator or a trigger
+        has not answered by then goes on in its thread; its execution is left to it, and the next tick reports it.
+        """
+        deadline = self._clock.monotonic() + self._limits.seconds if until is None else until
+        report, now, plans = Report(), self._clock.now(), self._plane.plans()
+        wanted, due = self._wanted(plans, markers, now, report)
         states = self._store.load_many({key: plans[key.pipeline] for key in wanted}, now)
-        work = self._prepare(wanted, states, plans, now, report)
-        report.left_over = max(0, len(work) - self._limits.executions)
-        self._work_through(work[: self._limits.executions], deadline, report)
-        for marker in markers:
-            if str(marker.key) not in report.failures:
-                self._store.drop_marker(marker)
+        self._opened |= {key for key in due if key in states and not _is_rehearsal(states[key])}
+        idle = {key: asking for key, asking in wanted.items() if key not in self._busy}
+        work = self._prepare(idle, due, states, plans, now)
+        self._work_through(work[: self._limits.executions], deadline)
+        outcomes = self._collect(report)
+        asked = {entry.key for entry in work}
+        report.looked_at, report.left_over = len(wanted), len(asked - outcomes.keys())
+        heard = {key for key, outcome in outcomes.items() if outcome.settled}
+        self._settle(markers, heard | (idle.keys() - asked), plans)
         self._store.beat("driver", now, timedelta(days=1))
         return report
 
+    def sweep(self, start: int, most: int, until: float | None = None) -> tuple[list[Marker], int]:
+        """Markers that the stream never told, of some pipelines at a time; returns also where to go on.
+
+        One that cannot be read is refused in the pipeline's event log and taken away: it must not stop the others.
+        """
+        names, now = sorted(self._plane.plans()), self._clock.now()
+        found: list[Marker] = []
+        for offset in range(min(most, len(names))):
+            if until is not None and self._clock.monotonic() >= until:
+                return found, start + offset
+            name = names[(start + offset) % len(names)]
+            swept = self._store.markers(name, now)
+            found += swept.markers
+            for sort_key, words in swept.unreadable.items():
+                _log.warning("marker refused", pipeline=name, marker=sort_key, reason=words)
+                self._store.refuse_marker(name, sort_key, words, now)
+        return found, (start + min(most, len(names))) % max(1, len(names))
+
     def _wanted(
         self, plans: Mapping[str, Plan], markers: Collection[Marker], now: datetime, report: Report
-    ) -> dict[Key, list[Marker]]:
-        """Every execution worth a look, and the markers that ask for it."""
-        wanted: dict[Key, list[Marker]] = {}
-        for plan in plans.values():
-            if plan.watched:
-                for key in timing.due_keys(plan, now, self._limits.lookback_days):
-                    wanted[key] = []
-        for entry in self._store.registered(now):
-            for slot in entry.open if entry.pipeline in plans else ():
-                wanted.setdefault(slot_key(entry.pipeline, slot), [])
+    ) -> tuple[dict[Key, list[Marker]], dict[Key, Plan]]:
+        """Every execution worth a look with the markers that ask for it; and those that the schedules want."""
+        entries = {entry.pipeline: entry for entry in self._store.registered(now)}
+        due = self._due(plans, entries, now)
+        # An execution that was seen opened is looked at for as long as the index has it as open, and not by its date:
+        # a thousand hourly pipelines have 24,000 rows a day that nobody needs to read. The index is a hint, so
+        # every few minutes all rows are read.
+        self._opened &= due.keys()
+        if self._clock.monotonic() - self._read_all_at >= READ_ALL_SECONDS:
+            self._opened, self._read_all_at = set(), self._clock.monotonic()
+        wanted: dict[Key, list[Marker]] = {key: [] for key in due if key not in self._opened}
+        for name, entry in entries.items():
+            for slot in entry.open if name in plans else ():
+                wanted.setdefault(slot_key(name, slot), [])
         for marker in markers:
             if marker.key.pipeline in plans:
                 wanted.setdefault(marker.key, []).append(marker)
             else:
-                report.refused.append(f"{marker.key}: there is no such pipeline")
-        return wanted
+                self._refuse(marker.key, f"{marker.key}: there is no such pipeline", report)
+        return wanted, due
+
+    def _due(self, plans: Mapping[str, Plan], entries: Mapping[str, Registered], now: datetime) -> dict[Key, Plan]:
+        due: dict[Key, Plan] = {}
+        for plan in plans.values():
+            if plan.watched:
+                entry = entries.get(plan.pipeline)
+                since = entry.since if entry is not None and entry.since else timing.first_starts(plan, now)
+                due |= dict.fromkeys(timing.due_keys(plan, now, self._limits.lookback_days, since), plan)
+        return due
 
     def _prepare(
         self,
         wanted: Mapping[Key, list[Marker]],
+        due: Collection[Key],
         states: Mapping[Key, Execution],
         plans: Mapping[str, Plan],
         now: datetime,
-        report: Report,
     ) -> list[_Work]:
         """What must be stepped, the longest waiting first; stored answers are fetched for all of them together."""
         todo: list[_Work] = []
         for key, markers in wanted.items():
-            report.looked_at += 1
-            state, events = states.get(key), (*_marker_events(markers, key), Tick())
+            state, events = states.get(key), (*_marker_events(markers, key, now), Tick())
             if state is None or _is_rehearsal(state):
-                if markers or self._is_due(plans[key.pipeline], key, now):  # else a stale hint of the index
-                    todo.append(_Work(key, plans[key.pipeline], events, markers, old=state))
+                if markers or key in due:  # else a stale hint of the index
+                    since = _asked_since(plans[key.pipeline], key, markers)
+                    todo.append(_Work(key, plans[key.pipeline], events, markers, since, old=state))
             elif self._has_work(state, events, now):
-                todo.append(_Work(key, state.plan, events, markers, known=state))
+                todo.append(_Work(key, state.plan, events, markers, state.next_at or state.opened_at, known=state))
         todo.sort(key=lambda entry: entry.waiting_since)
         asked = (entry.known for entry in todo if entry.known is not None and _will_evaluate(entry.known))
         types = {state.key: [trait.type for trait in state.plan.traits] for state in asked}
         stored = self._store.traits_many(types, now) if types else {}
         return [entry._replace(stored=stored.get(entry.key)) for entry in todo]
-
-    def _is_due(self, plan: Plan, key: Key, now: datetime) -> bool:
-        schedule = plan.schedule(key.schedule)
-        if schedule is None or not plan.watched or plan.exclusions.excludes(key.date):
-            return False
-        oldest = timing.local_date(now, schedule.timezone) - timedelta(days=self._limits.lookback_days)
-        return key.date >= oldest and timing.activation(schedule, key.date) <= now
-
-    def _open(self, entry: _Work, report: Report) -> Execution | None:
-        now, reason = self._clock.now(), Reason.MARKER if entry.markers else Reason.SCHEDULE
-        try:
-            state, facts = rules.open_execution(entry.plan, entry.key, now, reason)
-        except IllegalTransition as refusal:
-            report.refused.append(str(refusal))
-            self._store.append(entry.key, Emit("MARKER_REFUSED", str(refusal)), now)
-            return None
-        opened = self._store.commit(entry.old, state, [fact for fact in facts if isinstance(fact, FACTS)], now)
-        report.opened += 1
-        return opened
 
     def _has_work(self, state: Execution, events: tuple[Event, ...], now: datetime) -> bool:
         for event in events:
@@ -212,36 +226,78 @@ class Driver:
                 return True
         return False
 
-    def _work_through(self, work: list[_Work], deadline: float, report: Report) -> None:
-        def one(entry: _Work) -> None:
-            if self._clock.monotonic() >= deadline:
-                report.left_over += 1
-                return
-            try:
-                state = entry.known or self._open(entry, report)
-                if state is None:
-                    return
-                after = self.drive(state, entry.events, entry.stored)
-                report.stepped += 1
-                if after.version != state.version:
-                    report.moved.append((state, after))
-            except LostClaim:
-                return  # another driver has it
-            except Exception as error:
-                self._note_failure(entry.key, error, report)
-
-        if self._limits.threads <= 1 or len(work) <= 1:
+    def _work_through(self, work: list[_Work], deadline: float) -> None:
+        if self._limits.threads <= 1:
             for entry in work:
-                one(entry)
+                if self._clock.monotonic() < deadline:
+                    self._one(entry)
             return
-        with ThreadPoolExecutor(self._limits.threads, thread_name_prefix="readiness") as pool:
-            for _ in pool.map(one, work):
-                continue
+        pool = ThreadPoolExecutor(self._limits.threads, thread_name_prefix="readiness")
+        waiting = [pool.submit(self._one, entry) for entry in work]
+        wait(waiting, timeout=max(0.0, deadline - self._clock.monotonic()))
+        # What has begun goes on; a hanging evaluator must not hold the tick, nor the threads of the next one.
+        pool.shutdown(wait=False, cancel_futures=True)
 
-    def _note_failure(self, key: Key, error: Exception, report: Report) -> None:
-        # One pipeline's trouble stays its own; the tick tells it in its report and in the log.
-        report.failures[str(key)] = f"{type(error).__name__}: {error}"[:300]
-        _log.error("execution not stepped", execution=str(key), error=str(error))
+    def _one(self, entry: _Work) -> None:
+        self._busy.add(entry.key)
+        try:
+            outcome = self._step(entry)
+        except LostClaim:
+            outcome = _Outcome(entry.key, settled=False)  # another driver has it; the markers are still to be heard
+        except Exception as error:
+            # One pipeline's trouble stays its own; the tick tells it in its report and in the log.
+            _log.error("execution not stepped", execution=str(entry.key), error=str(error))
+            outcome = _Outcome(entry.key, settled=False, failure=f"{type(error).__name__}: {error}"[:300])
+        finally:
+            self._busy.discard(entry.key)
+        self._outcomes.put(outcome)
+
+    def _step(self, entry: _Work) -> _Outcome:
+        state = entry.known
+        if state is None:
+            try:
+                state = self._open(entry)
+            except IllegalTransition as refusal:
+                self._store.append(entry.key, Emit("MARKER_REFUSED", str(refusal)), self._clock.now())
+                return _Outcome(entry.key, settled=True, refused=str(refusal))
+        after = self.drive(state, entry.events, entry.stored)
+        moved = (state, after) if after.version != state.version else None
+        return _Outcome(entry.key, settled=True, opened=entry.known is None, stepped=True, moved=moved)
+
+    def _open(self, entry: _Work) -> Execution:
+        now, reason = self._clock.now(), Reason.MARKER if entry.markers else Reason.SCHEDULE
+        delays = [marker.not_before for marker in entry.markers]
+        # One marker that asks for no delay goes before others that do.
+        not_before = min((moment for moment in delays if moment), default=None) if all(delays) else None
+        state, effects = rules.open_execution(entry.plan, entry.key, now, reason, not_before)
+        return self._store.commit(entry.old, state, [fact for fact in effects if isinstance(fact, FACTS)], now)
+
+    def _collect(self, report: Report) -> dict[Key, _Outcome]:
+        """Put what the threads have found so far into the report."""
+        outcomes: dict[Key, _Outcome] = {}
+        for _ in range(self._outcomes.qsize()):
+            outcome = self._outcomes.get_nowait()
+            outcomes[outcome.key] = outcome
+            report.stepped += outcome.stepped
+            report.opened += outcome.opened
+            if outcome.moved is not None:
+                report.moved.append(outcome.moved)
+            if outcome.refused is not None:
+                report.refused.append(outcome.refused)
+            if outcome.failure is not None:
+                report.failures[str(outcome.key)] = outcome.failure
+        return outcomes
+
+    def _settle(self, markers: Collection[Marker], settled: Collection[Key], plans: Mapping[str, Plan]) -> None:
+        """Take away the markers that were heard. The others stay, and the sweep brings them again."""
+        for marker in markers:
+            if marker.key in settled or marker.key.pipeline not in plans:
+                self._store.drop_marker(marker)
+
+    def _refuse(self, key: Key, words: str, report: Report) -> None:
+        """Say aloud that a marker leads to nothing, where whoever made it will look."""
+        report.refused.append(words)
+        self._store.append(key, Emit("MARKER_REFUSED", words), self._clock.now())
 
     # --- one execution -----------------------------------------------------------------------------------------
 
@@ -309,15 +365,15 @@ class Driver:
             return self._evaluate(state, action, stored)
         if isinstance(action, StartRun):
             crash_point("readiness.start.before")
-            answer = self._triggers.start(state, resume=action.resume)
+            answer = self._plane.triggers.start(state, resume=action.resume)
             crash_point("readiness.start.after")
             return answer
         if isinstance(action, PollRun):
-            return self._triggers.status(state, action.run_id, action.handle)
+            return self._plane.triggers.status(state, action.run_id, action.handle)
         if isinstance(action, CancelRun):
-            return CancelAnswered(action.run_id, self._triggers.cancel(state, action.run_id, action.handle))
+            return CancelAnswered(action.run_id, self._plane.triggers.cancel(state, action.run_id, action.handle))
         crash_point("readiness.alert.before")
-        delivered = self._dispatcher.dispatch(action.alerts)
+        delivered = self._plane.dispatcher.dispatch(action.alerts)
         crash_point("readiness.alert.after")
         return Delivered(delivered) if delivered else None
 
@@ -326,15 +382,15 @@ class Driver:
         now = self._clock.now()
         if stored is None:
             stored = self._store.traits(state.key.pipeline, state.key, [one.type for one in state.plan.traits], now)
-        if self._runner.is_answered(state, stored):
-            return Evaluated(action.run_id, self._runner.evaluate(state, stored))
-        name, owner = f"eval:{state.key.pipeline}:{state.key.schedule}", self._ids.new_id()
+        if self._plane.runner.is_answered(state, stored):
+            return Evaluated(action.run_id, self._plane.runner.evaluate(state, stored))
+        name, owner = f"eval:{state.key.pipeline}:{state.key.schedule}", self._plane.ids.new_id()
         slowest = max((trait.timeout for trait in state.plan.traits), default=0)
         if not self._store.acquire(name, owner, timedelta(seconds=slowest + GRACE_SECONDS + 30), now):
             return None  # somebody is asking at this moment
         try:
             crash_point("readiness.evaluate.before")
-            results = self._runner.evaluate(state, stored)
+            results = self._plane.runner.evaluate(state, stored)
             crash_point("readiness.evaluate.after")
             asked = [result for result in results if not result.pushed and stored.get(result.trait) is not result]
             self._store.put_traits(state.key.pipeline, state.key, asked, now)
@@ -343,14 +399,23 @@ class Driver:
         return Evaluated(action.run_id, results)
 
 
-def _marker_events(markers: list[Marker], key: Key) -> tuple[Event, ...]:
+def _marker_events(markers: list[Marker], key: Key, now: datetime) -> tuple[Event, ...]:
     events: list[Event] = []
     for marker in markers:
         if marker.source.startswith(LATE_DATA):
-            when = marker.at.isoformat() if marker.at else ""
-            events.append(LateData(f"late-{key.pipeline}-{key.date}-{key.schedule}-{when}", marker.source))
+            at = marker.at or now
+            late = f"late-{key.pipeline}-{key.date}-{key.schedule}-{at.isoformat()}"
+            events.append(LateData(late, marker.source, at))
         events.append(Woken(marker.source, marker.not_before))
     return tuple(events)
+
+
+def _asked_since(plan: Plan, key: Key, markers: list[Marker]) -> datetime:
+    """When an execution that is not open yet was asked for; its queue place."""
+    if markers:
+        return min(marker.at or datetime.min.replace(tzinfo=UTC) for marker in markers)
+    schedule = plan.schedule(key.schedule)
+    return timing.activation(schedule, key.date) if schedule else datetime.min.replace(tzinfo=UTC)
 
 
 def _is_rehearsal(state: Execution) -> bool:

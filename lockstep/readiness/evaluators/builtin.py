@@ -7,10 +7,10 @@ read; those readings are passed in as probes, so this module knows no database.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from typing import Any, Final, Protocol
 
-from lockstep.readiness import codec
+from lockstep.readiness import codec, timing
 from lockstep.readiness.evaluators.answer import Question, failed, from_mapping
 from lockstep.readiness.model import Category, Key, RunStatus, TraitResult
 
@@ -114,12 +114,35 @@ class Builtins:
         return _passed(value)
 
     def lag(self, question: Question, name: str, limit_key: str) -> Answer:
-        """PASS if the probe's lag is within the limit. No lag at all means that nothing is waiting."""
-        limit, value = _number(question, limit_key), self._probe(question, name)
+        """PASS if the probe's lag is within the limit, or if it has come through the whole day that is asked for.
+
+        `through: execution-day` (or `previous-day`): nothing of that day, in `timezone`, is left to do.
+        """
+        config = question.trait.config
+        limit = None if "through" in config else _number(question, limit_key)
+        boundary = _end_of_day(question) if "through" in config else None
+        value = self._probe(question, name)
         lag = value.get("lagSeconds")
+        if boundary is not None and question.now < boundary:
+            return _not_yet(f"the day ends only at {boundary:%Y-%m-%d %H:%M} UTC", value)
         if lag is None:
             return _passed(value) if value.get("empty") else _not_yet("nothing was recorded yet", value)
-        return _passed(value) if lag <= limit else _not_yet(f"{lag:.0f} s behind, {limit:g} s allowed", value)
+        reached = question.now - timedelta(seconds=lag)
+        if boundary is not None and reached < boundary:
+            return _not_yet(f"come to {reached:%Y-%m-%d %H:%M}, {boundary:%Y-%m-%d %H:%M} UTC is needed", value)
+        if limit is not None and lag > limit:
+            return _not_yet(f"{lag:.0f} s behind, {limit:g} s allowed", value)
+        return _passed(value)
+
+    def export_jobs(self, question: Question) -> Answer:
+        """PASS if no job is unfinished for too long; with `jobId`, if that job has completed."""
+        if "jobId" not in question.trait.config:
+            return self.lag(question, "export-jobs-done", "maxAgeSeconds")
+        value = self._probe(question, "export-jobs-done")
+        status, job = value.get("jobStatus"), question.trait.config["jobId"]
+        if status == "COMPLETED":
+            return _passed(value)
+        return _not_yet(f"job {job} is {status}" if status else f"there is no job {job}", value)
 
     def asset_freshness(self, question: Question) -> Answer:
         """PASS if the asset, or the partition of it, was materialized within maxAgeSeconds (no limit if absent)."""
@@ -163,7 +186,7 @@ _BUILTINS: Final[dict[str, Callable[[Builtins, Question], Answer]]] = {
     "window-completeness": Builtins.window_completeness,
     "data-quality": Builtins.data_quality,
     "window-watermark-lag": lambda own, asked: own.lag(asked, "window-watermark-lag", "maxLagSeconds"),
-    "export-jobs-done": lambda own, asked: own.lag(asked, "export-jobs-done", "maxAgeSeconds"),
+    "export-jobs-done": Builtins.export_jobs,
     "tick-lag": lambda own, asked: own.lag(asked, "tick-lag", "maxLagSeconds"),
     "dagster-asset-freshness": Builtins.asset_freshness,
     "dagster-check-result": Builtins.check_result,
@@ -183,6 +206,14 @@ def _not_yet(reason: str, value: Mapping[str, Any]) -> Answer:
 def json_ready(value: Mapping[str, Any]) -> dict[str, Any]:
     """Plain JSON values; instants as text."""
     return {key: codec.instant(item) if isinstance(item, datetime) else item for key, item in value.items()}
+
+
+def _end_of_day(question: Question) -> datetime:
+    config, days = question.trait.config, {"previous-day": 0, "execution-day": 1}
+    if config["through"] not in days:
+        raise MissingKey(f"through must be one of {', '.join(days)}")
+    midnight = timing.ClockTime(0, 0, days[config["through"]])
+    return timing.local_instant(question.key.date, midnight, str(config.get("timezone", "UTC")))
 
 
 def _need(config: Mapping[str, Any], key: str) -> Any:

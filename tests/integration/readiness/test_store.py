@@ -37,23 +37,21 @@ from lockstep.readiness.model import (
 )
 from lockstep.readiness.store import Marker, Store
 from lockstep.readiness.table import Absent, DynamoTable, Equals, MemoryTable, Merge, Put, Table
+from tests.integration.readiness.tables import table_named
 from tests.unit.readiness.builders import DAY, NOW, evaluated, plan
 
 pytestmark = pytest.mark.stack
 
 
 @pytest.fixture(params=["dynamodb", "memory"])
-def table(request: pytest.FixtureRequest, dynamodb: Any) -> Iterator[Table]:
+def table(request: pytest.FixtureRequest, stack: Any, dynamodb: Any) -> Iterator[Table]:
+    """A table of its own: what these tests promise is about every item that is in it."""
     if request.param == "memory":
         yield MemoryTable()
         return
-    from stack.provision import TABLES, definition
-
-    (declared,) = [table for table in TABLES if table.name == "readiness"]
     name = f"readiness-{secrets.token_hex(4)}"
-    dynamodb.create_table(**{**definition(declared), "TableName": name})
-    yield DynamoTable(dynamodb, name)
-    dynamodb.delete_table(TableName=name)
+    with table_named(stack, name):
+        yield DynamoTable(dynamodb, name)
 
 
 @pytest.fixture
@@ -118,7 +116,7 @@ def test_a_lost_write_leaves_nothing_behind(store: Store):
         facts = [*(effect for effect in effects if isinstance(effect, FACTS)), MarkDownstream("gold")]
         store.commit(state, after, facts, NOW)
     assert store.events("sales", NOW) == before
-    assert store.markers("gold", NOW) == []
+    assert store.markers("gold", NOW).markers == []
 
 
 def test_runs_move_only_where_they_may_and_from_where_they_are(store: Store):
@@ -275,13 +273,13 @@ def test_open_executions_are_listed_with_their_pipeline_and_closed_ones_are_not(
 def test_a_marker_that_is_written_anew_is_not_dropped_with_the_old_one(store: Store):
     key = Key("gold", DAY, "h06")
     store.put_marker(Marker(key, "cascade:silver", NOW, NOW + timedelta(seconds=2)))
-    (seen,) = store.markers("gold", NOW)
+    (seen,) = store.markers("gold", NOW).markers
     assert (seen.key, seen.not_before) == (key, NOW + timedelta(seconds=2))
     store.put_marker(Marker(key, "late-data", NOW + timedelta(seconds=5)))
     assert not store.drop_marker(seen)
-    (newer,) = store.markers("gold", NOW)
+    (newer,) = store.markers("gold", NOW).markers
     assert store.drop_marker(newer)
-    assert store.markers("gold", NOW) == []
+    assert store.markers("gold", NOW).markers == []
 
 
 def test_reruns_are_listed_for_a_pipeline_and_for_all(store: Store):
@@ -298,6 +296,43 @@ def test_an_alert_without_an_execution_is_raised_once(store: Store):
     assert store.raise_alert(alert, "a", NOW)
     assert not store.raise_alert(alert, "b", NOW + timedelta(hours=1))
     assert [event["kind"] for event in store.events("sales", NOW)] == ["ALERT"]
+    assert [entry.undelivered for entry in store.registered(NOW)] == [(alert,)], "until some sink has taken it"
+    store.alert_delivered(alert)
+    assert [entry.undelivered for entry in store.registered(NOW)] == [()]
+
+
+def test_a_pipeline_remembers_from_when_on_each_schedule_counts(store: Store):
+    store.register("sales", {"name": "sales"}, origin="file", since={"h06": NOW, "h07": NOW + timedelta(hours=1)})
+    _triggering(store)
+    (found,) = store.registered(NOW)
+    assert (found.since, found.origin) == ({"h06": NOW, "h07": NOW + timedelta(hours=1)}, "file")
+
+
+def test_a_marker_made_by_hand_is_read_and_dropped_and_an_unreadable_one_is_answered(store: Store, table: Table):
+    table.write([Put({"PK": "MARKER#gold", "SK": "2019-02-28#h06", "requestedAt": "2026-03-10T07:00:00Z"})])
+    table.write([Put({"PK": "MARKER#gold", "SK": "2019-03-01#h06"})])
+    table.write([Put({"PK": "MARKER#gold", "SK": "soon"})])
+    found = store.markers("gold", NOW)
+    assert [marker.key.date.isoformat() for marker in found.markers] == ["2019-02-28", "2019-03-01"]
+    assert all(store.drop_marker(marker) for marker in found.markers)
+    ((sort_key, words),) = found.unreadable.items()
+    store.refuse_marker("gold", sort_key, words, NOW)
+    assert store.markers("gold", NOW) == ([], {})
+    assert [event["details"]["sortKey"] for event in store.events("gold", NOW)] == ["soon"]
+
+
+def test_a_push_goes_before_an_answer_and_one_for_the_execution_before_one_for_all(store: Store):
+    key, later = Key("sales", DAY, "daily"), NOW + timedelta(hours=1)
+
+    def put(reason: str, slot: Key | None, *, pushed: bool) -> str:
+        result = TraitResult("fresh", TraitStatus.PASS, reason, expires_at=later, pushed=pushed)
+        store.put_traits("sales", slot, [result], NOW)
+        return store.traits("sales", key, ["fresh"], NOW)["fresh"].reason
+
+    assert put("evaluated", key, pushed=False) == "evaluated"
+    assert put("pushed for all", None, pushed=True) == "pushed for all"
+    assert put("pushed for this", key, pushed=True) == "pushed for this"
+    assert store.traits("sales", key, ["fresh"], later) == {}
 
 
 def test_conditions_mean_the_same_everywhere(table: Table):

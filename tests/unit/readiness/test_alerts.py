@@ -11,12 +11,13 @@ from botocore.stub import Stubber
 
 from lockstep.kernel.clock import FakeClock
 from lockstep.kernel.errors import Transient
-from lockstep.readiness.alerts import ConsoleSink, Dispatcher, FileSink, S3Sink, SnsSink, WebhookSink
+from lockstep.kernel.ids import SeededIds
+from lockstep.readiness.alerts import AlertDoor, ConsoleSink, Dispatcher, FileSink, S3Sink, SnsSink, WebhookSink
 from lockstep.readiness.model import Alert, Key, Level
 from lockstep.readiness.safety import guarded_client
 from tests.unit.readiness.builders import DAY, NOW
 from tests.unit.readiness.webserver import serving
-from tests.unit.readiness.world import Pager
+from tests.unit.readiness.world import Pager, World
 
 ALERT = Alert(Key("sales" * 30, DAY, "h06"), "stuck_run", Level.ERROR, "hangs", NOW, {"runId": "r"})
 
@@ -91,3 +92,65 @@ def test_what_no_sink_took_is_not_delivered():
     broken.broken = True
     assert Dispatcher([broken], FakeClock()).dispatch([ALERT]) == frozenset()
     assert Dispatcher([], FakeClock()).dispatch([ALERT]) == {ALERT.id}
+
+
+# --- the door that every pipeline uses ---
+
+
+class _Away:
+    """A table that cannot be reached."""
+
+    def raise_alert(self, *_: object) -> bool:
+        raise Transient("the table is away")
+
+    def alert_delivered(self, *_: object) -> None:
+        raise Transient("the table is away")
+
+
+def test_any_pipeline_alerts_once_per_kind_unit_and_day():
+    world = World()
+    door = world.plane.alerts
+    assert door.raise_now("windows.window_failed", "error", "1001/2026-03-10T00:15", "the checksum differs")
+    assert not door.raise_now("windows.window_failed", "error", "1001/2026-03-10T00:15", "the checksum differs")
+    assert door.raise_now("windows.window_failed", "error", "1001/2026-03-10T00:30", "another window")
+    assert door.raise_now("windows.gap", Level.WARNING, "1001/2026-03-10T00:15", "another kind")
+    world.clock.advance(86400)
+    assert door.raise_now("windows.window_failed", "error", "1001/2026-03-10T00:15", "it still does")
+    assert [(alert.key.pipeline, alert.kind) for alert in world.pager.alerts] == [
+        ("windows", "window_failed"),
+        ("windows", "window_failed"),
+        ("windows", "gap"),
+        ("windows", "window_failed"),
+    ]
+    assert world.pager.alerts[0].details["unit"] == "1001/2026-03-10T00:15"
+    kinds = [event["kind"] for event in world.store.events("windows", world.clock.now())]
+    assert kinds == ["ALERT"] * 4, "each is in the event log too"
+
+
+def test_an_alert_without_an_owner_is_the_platforms():
+    world = World()
+    world.plane.alerts.raise_now("disk_full", "error", "/data", "x" * 900)
+    (alert,) = world.pager.alerts
+    assert (alert.key.pipeline, alert.kind, len(alert.message)) == ("lockstep", "disk_full", 500)
+
+
+def test_a_table_that_is_away_costs_the_once_and_not_the_alert():
+    pager, clock = Pager(), FakeClock()
+    door = AlertDoor(_Away(), Dispatcher([pager], clock), clock, SeededIds(1))
+    assert door.raise_now("exports.chunk_parked", "error", "J1/7", "gave up")
+    assert door.raise_now("exports.chunk_parked", "error", "J1/7", "gave up")
+    assert pager.kinds == ["chunk_parked", "chunk_parked"]
+
+
+def test_an_alert_that_no_sink_took_is_sent_by_the_next_round_of_the_watchdog():
+    """Guards a sender that dies between its record and its sink: the record alone would keep it silent for ever."""
+    world = World()
+    world.pager.broken = True
+    assert world.plane.alerts.raise_now("exports.chunk_parked", "error", "J1/7", "gave up")
+    world.pager.broken = False
+    world.watchdog.check()
+    assert world.pager.kinds == [], "it may be under way at this moment"
+    world.clock.advance(120)
+    world.watchdog.check()
+    world.watchdog.check()
+    assert world.pager.kinds == ["chunk_parked"]

@@ -25,7 +25,6 @@ from lockstep.readiness.model import (
     SlaPlan,
 )
 from lockstep.readiness.table import MemoryTable, Table
-from lockstep.readiness.triggers.base import Triggers
 from tests.unit.readiness.builders import DAY, KEY, NOW
 from tests.unit.readiness.interpreter import Ended, Interpreter
 from tests.unit.readiness.world import World, pipeline
@@ -92,20 +91,8 @@ def test_the_export_is_valid_json_and_python(tmp_path: Path):
 # --- run ---
 
 
-def _handlers(world: World) -> Handlers:
-    return Handlers(
-        world.store,
-        lambda: world.plans,
-        runner=world.runner,
-        triggers=Triggers({"http": world.jobs}),
-        dispatcher=world.dispatcher,
-        clock=world.clock,
-        ids=world.ids,
-    )
-
-
 def machine_run(world: World, on_wait: Callable[[str], None] = lambda _: None) -> Ended:
-    handlers = _handlers(world)
+    handlers = Handlers(world.plane)
     tasks = {
         asl.ORCHESTRATOR: handlers.orchestrator,
         asl.EVALUATOR: handlers.evaluator,
@@ -219,7 +206,7 @@ def test_an_error_of_the_machinery_alerts_releases_the_lock_and_is_red(monkeypat
 
 def test_the_router_names_executions_so_that_a_repeat_is_dropped_and_a_new_wish_is_not():
     world = World(_plan())
-    handlers = _handlers(world)
+    handlers = Handlers(world.plane)
 
     def record(moment: str, name: str = "INSERT", pk: str = "MARKER#sales") -> dict[str, Any]:
         image = {"PK": {"S": pk}, "SK": {"S": "2026-03-10#daily"}, "requestedAt": {"S": moment}, "source": {"S": "x"}}

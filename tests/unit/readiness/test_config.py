@@ -126,7 +126,7 @@ def test_what_is_wrong_is_said_with_file_line_and_repair(tmp_path: Path, change,
     ("extra", "words"),
     [
         ("schedules: [{name: a, after: 6:00}]", "valid string"),
-        ("schedules: [{name: a, after: '25:00'}]", "time of day"),
+        ("schedules: [{name: a, after: '25:00'}]", "a time such as"),
         ("schedules: [{name: a, timezone: Mars/Base}]", "not a time zone"),
         ("schedules: [{name: a}, {name: a}]", "twice"),
         ("exclusions: {calendar: nobody}", "no calendar nobody"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import date, timedelta
 
 import pytest
@@ -22,7 +23,6 @@ from lockstep.readiness.model import (
     TriggerPlan,
 )
 from lockstep.readiness.store import Marker
-from lockstep.readiness.worker import Limits
 from tests.unit.readiness.builders import DAY, KEY, NOW
 from tests.unit.readiness.world import World, pipeline, trait
 
@@ -238,7 +238,7 @@ def test_duplicate_markers_change_nothing():
 def test_a_tick_is_bounded_and_the_rest_comes_next_time():
     plans = [pipeline(f"p{number:02}") for number in range(10)]
     world = _world(*plans)
-    world.driver._limits = Limits(executions=4, threads=1)
+    world.driver = world.new_driver(executions=4)
     assert (world.tick().left_over, len(world.jobs.starts)) == (6, 4)
     world.tick()
     world.tick()
@@ -275,3 +275,34 @@ def test_an_old_open_execution_is_found_by_its_pipeline_and_not_by_its_date():
     world.tick()
     assert world.state(KEY).status is RunStatus.COMPLETED
     assert KEY.date == date(2026, 3, 10)
+
+
+def test_an_evaluator_that_hangs_holds_its_own_execution_and_neither_the_tick_nor_the_others():
+    """Guards the bound of a tick: Dagster gives one up after a minute, and with it everything that it had to tell."""
+    world = _world(pipeline("slow"), pipeline("quick"), threads=4)
+    go_on, slow, quick = threading.Event(), Key("slow", DAY), Key("quick", DAY)
+    world.readings[("slow", "fresh")] = go_on
+    report = world.driver.tick(until=world.clock.monotonic() + 0.5)
+    assert not go_on.is_set(), "the tick came back although nobody answered"
+    assert ([after.key for _, after in report.moved], report.left_over) == ([quick], 1)
+    assert world.driver.tick(until=world.clock.monotonic() + 0.5).left_over == 0, "it is left to its thread"
+    assert world.asked.count(("slow", "fresh")) == 1
+    go_on.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("readiness"):
+            thread.join(30)
+    assert world.state(slow).status is RunStatus.RUNNING
+    report = world.driver.tick(until=world.clock.monotonic() + 5)
+    assert slow in [after.key for _, after in report.moved], "the next tick reports it"
+
+
+def test_rows_that_are_known_to_be_opened_are_not_read_again_and_again():
+    """Guards the cost of a tick: a thousand hourly pipelines have 24,000 finished rows a day."""
+    world = World(pipeline(schedules=tuple(SchedulePlan(f"h{hour:02}", f"{hour:02}:00") for hour in range(24))))
+    world.jobs.finish_at_once = True
+    world.tick(seconds=6 * 3600)
+    world.tick()
+    assert world.tick(seconds=31).looked_at == 0
+    lost = world.store.load(Key("sales", DAY, "h14"), world.plans["sales"], world.clock.now())
+    assert lost.status is RunStatus.COMPLETED
+    assert world.tick(seconds=301).looked_at == 7, "every few minutes all are, because the index is a hint"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +14,12 @@ from pydantic import SecretStr
 from lockstep.kernel.settings import Settings
 from lockstep.readiness import config
 from lockstep.readiness.catalogue import Catalogue
+from lockstep.readiness.control import Control
 from lockstep.readiness.model import ExclusionPlan, RetryPlan, RunStatus
+from lockstep.readiness.plane import Plane
+from lockstep.readiness.watchdog import Watchdog
+from lockstep.readiness.worker import Driver, Limits
+from resources.readiness import Deployment
 from services.readiness import create_app
 from tests.unit.readiness.builders import DAY, KEY
 from tests.unit.readiness.world import World, pipeline
@@ -33,6 +38,11 @@ class _Catalogue(Catalogue):
         return {**super().plans(), **self._world.plans}
 
 
+def _deployment(plane: Plane, catalogue: Catalogue) -> Deployment:
+    driver = Driver(plane, Limits(threads=1))
+    return Deployment(plane, catalogue, driver, Control(plane, driver), Watchdog(plane), dynamodb=None, table="")
+
+
 @pytest.fixture
 def world() -> World:
     only_today = ExclusionPlan(dates=frozenset({DAY - timedelta(days=1)}))
@@ -42,12 +52,9 @@ def world() -> World:
 @pytest.fixture
 def http(world: World) -> Iterator[TestClient]:
     catalogue = _Catalogue(world)
-    world.control._plans = catalogue.plans
-    plane: Any = SimpleNamespace(
-        store=world.store, catalogue=catalogue, control=world.control, watchdog=world.watchdog, clock=world.clock
-    )
+    deployment = _deployment(replace(world.plane, plans=catalogue.plans), catalogue)
     settings = Settings(readiness_api_key=SecretStr("right"))
-    with TestClient(create_app(settings, plane=plane, watch=False), headers={"X-API-Key": "right"}) as client:
+    with TestClient(create_app(settings, deployment=deployment, watch=False), headers={"X-API-Key": "right"}) as client:
         yield client
 
 
@@ -60,10 +67,8 @@ def test_the_key_guards_everything_but_health(http: TestClient):
 
 
 def test_without_a_key_only_reading_is_allowed(world: World):
-    plane: Any = SimpleNamespace(
-        store=world.store, catalogue=_Catalogue(world), control=world.control, watchdog=None, clock=world.clock
-    )
-    with TestClient(create_app(Settings(), plane=plane, watch=False)) as client:
+    deployment = _deployment(world.plane, _Catalogue(world))
+    with TestClient(create_app(Settings(), deployment=deployment, watch=False)) as client:
         assert client.get("/api/pipelines").status_code == 200
         assert client.post("/api/pipelines/sales/run").status_code == 403
     assert world.jobs.starts == []

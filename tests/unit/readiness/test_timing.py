@@ -116,3 +116,21 @@ def test_what_is_no_time_is_refused_and_never_guessed(text: str):
     """Guards trap 13: an unreadable time must not mean "always"."""
     assert timing.parse_duration(text) is None
     assert timing.parse_clock(text) is None
+
+
+def test_a_schedule_may_begin_the_day_after_its_date():
+    """Guards pipelines of a whole day: their date is the day of the data, and their time comes when it is over."""
+    nightly = SchedulePlan("daily", "00:20+1", timezone="Europe/Zurich")
+    the_plan = plan(schedules=(nightly,), sla=SlaPlan(completion="03:00", timezone="Europe/Zurich"))
+    assert timing.activation(nightly, date(2026, 3, 10)) == _utc(2026, 3, 10, 23, 20)
+    assert [key.date.day for key in timing.due_keys(the_plan, _utc(2026, 3, 10, 23, 19))] == [9]
+    assert [key.date.day for key in timing.due_keys(the_plan, _utc(2026, 3, 10, 23, 20))] == [9, 10]
+    assert timing.deadlines(the_plan, nightly, date(2026, 3, 10)).completion == _utc(2026, 3, 11, 2, 0)
+    assert timing.current_key(the_plan, [nightly], _utc(2026, 3, 11, 12)) == Key("sales", date(2026, 3, 10), "daily")
+    assert timing.next_activation(the_plan, nightly, _utc(2026, 3, 11, 12)).date == date(2026, 3, 11)
+
+
+def test_of_several_schedules_the_one_that_became_active_last_is_the_current_one():
+    both = plan(schedules=(SchedulePlan("morning", "06:00"), SchedulePlan("evening", "18:00")))
+    assert timing.current_key(both, both.schedules, _utc(2026, 3, 10, 7)) == Key("sales", date(2026, 3, 10), "morning")
+    assert timing.current_key(both, both.schedules, _utc(2026, 3, 10, 5)) == Key("sales", date(2026, 3, 9), "evening")

@@ -23,8 +23,8 @@ Answer = Callable[[Seen], tuple[int, Any]]
 
 
 @contextmanager
-def serving(answer: Answer) -> Iterator[tuple[str, list[Seen]]]:
-    """The server's address and what it has seen so far."""
+def serving(answer: Answer, **headers: str) -> Iterator[tuple[str, list[Seen]]]:
+    """The server's address and what it has seen so far. `headers` go with every answer."""
     seen: list[Seen] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -36,6 +36,8 @@ def serving(answer: Answer) -> Iterator[tuple[str, list[Seen]]]:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(data)))
+            for name, value in headers.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)
 

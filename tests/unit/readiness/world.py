@@ -5,16 +5,20 @@ The job service is honest on the wire: one token is one job, answers can be lost
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+import httpx
+
 from lockstep.kernel.clock import FakeClock
 from lockstep.kernel.ids import SeededIds
-from lockstep.readiness import config
+from lockstep.readiness import config, timing
 from lockstep.readiness.alerts import Dispatcher
 from lockstep.readiness.control import Control
 from lockstep.readiness.evaluators.builtin import Builtins
+from lockstep.readiness.evaluators.http import HttpEvaluator
 from lockstep.readiness.evaluators.runner import Runner
 from lockstep.readiness.model import (
     Alert,
@@ -29,9 +33,11 @@ from lockstep.readiness.model import (
     TraitPlan,
     TriggerPlan,
 )
+from lockstep.readiness.plane import Plane
 from lockstep.readiness.store import Marker, Store
 from lockstep.readiness.table import MemoryTable, Table
 from lockstep.readiness.triggers.base import Job, StartAnswer, Triggers
+from lockstep.readiness.triggers.web import HttpTrigger
 from lockstep.readiness.watchdog import Watchdog
 from lockstep.readiness.worker import Driver, Limits
 from tests.unit.readiness.builders import NOW
@@ -100,7 +106,14 @@ class Pager:
 class World:
     """Everything wired together over one table."""
 
-    def __init__(self, *plans: Plan, now: datetime = NOW, table: Table | None = None, threads: int = 1) -> None:
+    def __init__(
+        self,
+        *plans: Plan,
+        now: datetime = NOW,
+        table: Table | None = None,
+        threads: int = 1,
+        web: httpx.Client | None = None,
+    ) -> None:
         self.clock = FakeClock(now)
         self.table = table or MemoryTable()
         self.ids = SeededIds(7)
@@ -109,27 +122,19 @@ class World:
         self.readings: dict[tuple[str, str], Any] = {}
         self.asked: list[tuple[str, str]] = []
         self.plans = config.connect({plan.pipeline: plan for plan in plans})
-        self.runner = Runner(self.clock, Builtins(self.store, {"tick-lag": self._read}))
+        http = HttpEvaluator(web, self.clock) if web else None
+        self.runner = Runner(self.clock, Builtins(self.store, {"tick-lag": self._read}), http=http)
         self.dispatcher = Dispatcher([self.pager], self.clock)
+        triggers = Triggers({"http": HttpTrigger(web) if web else self.jobs, "dagster": self.jobs})
+        self.plane = Plane(self.store, lambda: self.plans, self.runner, triggers, self.dispatcher, self.clock, self.ids)
         self.driver = self.new_driver(threads)
-        self.control = Control(self.store, lambda: self.plans, self.driver, self.runner, clock=self.clock, ids=self.ids)
-        self.watchdog = Watchdog(
-            self.store, lambda: self.plans, dispatcher=self.dispatcher, clock=self.clock, ids=self.ids
-        )
+        self.control = Control(self.plane, self.driver)
+        self.watchdog = Watchdog(self.plane)
         for plan in plans:
-            self.store.register(plan.pipeline, {}, origin="test")
+            self.store.register(plan.pipeline, {}, origin="test", since=timing.first_starts(plan, now))
 
-    def new_driver(self, threads: int = 1) -> Driver:
-        return Driver(
-            self.store,
-            lambda: self.plans,
-            runner=self.runner,
-            triggers=Triggers({"http": self.jobs, "dagster": self.jobs}),
-            dispatcher=self.dispatcher,
-            clock=self.clock,
-            ids=self.ids,
-            limits=Limits(threads=threads),
-        )
+    def new_driver(self, threads: int = 1, **limits: Any) -> Driver:
+        return Driver(self.plane, Limits(threads=threads, **limits))
 
     def _read(self, config_: Mapping[str, Any], key: Key, now: datetime) -> Mapping[str, Any]:
         place = (key.pipeline, str(config_["reading"]))
@@ -137,6 +142,11 @@ class World:
         value = self.readings.get(place, 0)
         if isinstance(value, Exception):
             raise value
+        if callable(value):
+            value = value()
+        if isinstance(value, threading.Event):
+            value.wait(30)
+            return {"lagSeconds": 0}
         return value if isinstance(value, dict) else {"lagSeconds": value}
 
     def read(self, value: Any, *, trait: str = "fresh", pipeline: str = "sales") -> None:
