@@ -150,10 +150,12 @@ class Pager:
             waiting.append(batch)
             rows += batch.num_rows
             if rows >= room:
-                yield self._write(pq, pa.Table.from_batches(waiting).cast(schema), table, target, number)
+                yield self._write(
+                    pq, pa.Table.from_batches(waiting).select(schema.names).cast(schema), table, target, number
+                )
                 number, waiting, rows = number + 1, [], 0
         if waiting or number == first:  # a table without rows is one empty page
-            last = pa.Table.from_batches(waiting, source.schema_arrow).cast(schema)
+            last = pa.Table.from_batches(waiting, source.schema_arrow).select(schema.names).cast(schema)
             yield self._write(pq, last, table, target, number)
 
     def _rows_of_a_page(self, metadata: Any) -> int:
@@ -183,12 +185,18 @@ def _name(table: str, number: int) -> str:
 
 
 def _microseconds(schema: Any) -> Any:
-    """The same columns as bronze takes them: nanoseconds become microseconds, categories become their values."""
+    """The same columns as bronze takes them: nanoseconds become microseconds, categories become their values.
+
+    A column of which not even the type is known is left out: bronze has NULL there anyway, and a guessed type would
+    refuse the first tick that brings values.
+    """
     import pyarrow as pa  # noqa: PLC0415
 
     fields = []
     for field in schema:
         kind = field.type
+        if pa.types.is_null(kind):
+            continue
         if pa.types.is_timestamp(kind) and kind.unit == "ns":
             kind = pa.timestamp("us", tz=kind.tz)
         elif pa.types.is_dictionary(kind):
