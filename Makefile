@@ -55,6 +55,7 @@ lock: setup ## Pin the Python packages anew after a change of pyproject.toml
 
 lock-jars: setup ## Pin the Java archives anew after a change of stack/jars.py
 	$(BIN)/python -m stack.jars lock
+	$(BIN)/python -m stack.classes record
 
 clean: ## Remove the environment (not the data of the stack)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache

@@ -115,7 +115,7 @@ def classpath(bundle: str) -> list[Path]:
 
 
 def spark_classpath() -> list[Path]:
-    """Delta, s3a and the Postgres driver, for `--jars` or a classic session."""
+    """Delta, s3a and the Postgres driver, which Spark does not ship."""
     return classpath("spark")
 
 

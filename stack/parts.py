@@ -18,7 +18,7 @@ from types import ModuleType
 
 from lockstep.kernel.errors import InvalidInput, Terminal
 from lockstep.kernel.settings import PROJECT_ROOT, Settings
-from stack import jars, java
+from stack import classes, jars, java
 from stack.environment import LOOPBACK, POSTGRES_USER, aws_credentials
 from stack.home import Home
 
@@ -153,20 +153,13 @@ def _postgres_command(site: Site) -> list[str]:
 # --- Java parts ---------------------------------------------------------------------------------------------------
 
 
-def _class_path(*bundles: str) -> str:
-    return os.pathsep.join(str(path) for bundle in bundles for path in jars.classpath(bundle))
-
-
 def _dynamodb_command(site: Site) -> list[str]:
     native = {str(jar.path.parent) for jar in jars.pinned("dynamodb") if jar.packaging != "jar"}
-    compiler = [str(path) for path in sorted((java.spark_home() / "jars").glob("*janino*.jar"))]
-    compiler += [str(path) for path in sorted((java.spark_home() / "jars").glob("commons-compiler*.jar"))]
     return [
         java.java(),
         "-Xmx256m",
         f"-Djava.library.path={os.pathsep.join(sorted(native))}",
-        "-cp",
-        os.pathsep.join([_class_path("dynamodb"), *compiler]),
+        *classes.flags("dynamodb"),
         "org.codehaus.janino.SimpleCompiler",
         str(PROJECT_ROOT / "stack" / "java" / "LoopbackDynamoDB.java"),
         "LoopbackDynamoDB",
@@ -205,8 +198,7 @@ def _sqs_command(site: Site) -> list[str]:
         "-Xmx256m",
         f"-Dconfig.file={site.home.run / 'elasticmq.conf'}",
         f"-Dlogback.configurationFile={site.home.run / 'logback.xml'}",
-        "-cp",
-        _class_path("sqs"),
+        *classes.flags("sqs"),
         "org.elasticmq.server.Main",
     ]
 
@@ -242,8 +234,7 @@ def _s3_command(site: Site) -> list[str]:
         java.java(),
         "-Xmx384m",
         f"-Dlogback.configurationFile={site.home.run / 'logback.xml'}",
-        "-cp",
-        _class_path("s3"),
+        *classes.flags("s3"),
         "org.gaul.s3proxy.Main",
         "--properties",
         str(site.home.run / "s3proxy.properties"),
@@ -315,12 +306,10 @@ def _spark_command(site: Site) -> list[str]:
         *java.SPARK_OPENS,
         f"-Dlog4j2.configurationFile={site.home.run / 'log4j2.properties'}",
         "-Dio.netty.tryReflectionSetAccessible=true",
-        "-cp",
-        str(java.spark_home() / "jars" / "*"),
+        *classes.flags("spark"),
         "org.apache.spark.deploy.SparkSubmit",
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
         *("--properties-file", str(site.home.run / "spark.conf")),
-        *("--jars", ",".join(str(path) for path in jars.spark_classpath())),
         "spark-internal",
     ]
 

@@ -6,6 +6,7 @@ first one starts it; the last process of the run stops it.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
@@ -23,7 +24,9 @@ from lockstep.kernel.settings import PROJECT_ROOT, load_settings
 if TYPE_CHECKING:
     from stack.lifecycle import Stack
 
-TEST_HOME = PROJECT_ROOT / ".lockstep-test"
+# Mutated copies of the tree run their tests on the stack of the tree they were copied from.
+TEST_HOME = Path(os.environ.get("LOCKSTEP_TEST_HOME", PROJECT_ROOT / ".lockstep-test"))
+DATA_PARTS = ["postgres", "dynamodb", "sqs", "s3", "spark"]
 
 # The user's own settings must not steer the tests.
 for _name in [name for name in os.environ if name.startswith(("LOCKSTEP_", "AWS_", "DAGSTER_", "PG"))]:
@@ -50,9 +53,24 @@ def _test_stack() -> Stack:
     return Stack(load_settings(home=TEST_HOME))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the whole platform come last: until then no daemon and no service takes time from the others."""
+    items.sort(key=lambda item: item.get_closest_marker("platform") is not None)
+
+
 @pytest.fixture(scope="session")
 def stack() -> Stack:
-    """The embedded stack, all parts healthy."""
+    """The embedded stack: its databases, queues, buckets and Spark are healthy."""
+    return _up(DATA_PARTS)
+
+
+@pytest.fixture(scope="session")
+def platform(stack: Stack) -> Stack:
+    """The same stack with Dagster and the services, for tests marked `platform`."""
+    return _up(None)
+
+
+def _up(parts: list[str] | None) -> Stack:
     from filelock import FileLock
 
     running = _test_stack()
@@ -62,17 +80,29 @@ def stack() -> Stack:
             running.running()
         except Exception:
             running.reset()  # a new run starts empty
-        running.up()
+        running.up(parts)
     return running
 
 
 @pytest.fixture(autouse=True)
 def _addresses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests that use the stack find its addresses in the environment; all others find none."""
+    if request.node.get_closest_marker("platform"):
+        request.getfixturevalue("platform")
     if "stack" in request.fixturenames:
         running: Stack = request.getfixturevalue("stack")
         for name, value in running.site().environment.items():
             monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """A command called in a test sends the log to a stream that closes with it: the next test must not meet that."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 class FreshQueue(NamedTuple):

@@ -13,7 +13,7 @@ from lockstep.kernel.ids import SystemIds
 from lockstep.selftest import probe
 from lockstep.selftest.model import QUEUE, TABLE, TOKEN_TAG
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.platform]
 
 DEADLINE_SECONDS = 240
 

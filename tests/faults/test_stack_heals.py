@@ -18,7 +18,7 @@ from stack.health import probe
 from stack.lifecycle import Stack
 from stack.parts import PARTS
 
-pytestmark = [pytest.mark.stack, pytest.mark.serial]
+pytestmark = [pytest.mark.stack, pytest.mark.platform, pytest.mark.serial]
 
 HEAL_SECONDS = 120
 

@@ -110,6 +110,7 @@ def test_every_setting_of_the_instance_is_understood(stack: Any):
         assert instance.freshness_enabled
 
 
+@pytest.mark.platform
 def test_the_stack_has_limited_every_lane_before_the_first_run(stack: Any):
     """Guards the bootstrap on the real storage, and that repeating it changes nothing."""
     with dg.DagsterInstance.get() as instance:

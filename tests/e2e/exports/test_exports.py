@@ -14,7 +14,7 @@ import pytest
 
 from lockstep.exports.clients import ClientStore
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.platform]
 
 RECENT = f"{datetime.now(UTC) - timedelta(days=2):%Y%m%d}"
 

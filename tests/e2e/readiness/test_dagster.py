@@ -17,7 +17,7 @@ from lockstep.readiness.triggers.dagster import DagsterGraph, DagsterTrigger
 from platform_assets.readiness import asset_name
 from resources.readiness_plane import ReadinessResource
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.platform]
 
 DEADLINE_SECONDS = 240
 

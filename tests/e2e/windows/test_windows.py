@@ -18,7 +18,7 @@ from platform_assets.window_events import partition_of
 from tests.windows_lane import LaneUnderTest
 from tests.windows_world import Files, World, as_csv, warehouse_rows
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.platform]
 
 VAULT = "1001"
 DEADLINE_SECONDS = 240

@@ -16,7 +16,7 @@ from stack.lifecycle import Stack
 from stack.parts import PARTS
 from tests.integration.stack.test_small_stack import lockstep
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.platform]
 
 
 def test_status_names_every_part_with_its_address(stack: Stack) -> None:

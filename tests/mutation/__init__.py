@@ -1,0 +1,1 @@
+"""Guards removed one at a time: some test must notice each."""
