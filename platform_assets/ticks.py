@@ -4,17 +4,14 @@ What belongs here: doors into lockstep/ticks. What does not: rules, SQL, Spark c
 No `from __future__ import annotations`: Dagster reads the annotations of `config` as real types.
 """
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
 from lockstep.kernel.errors import InvalidInput, LockstepError
-from lockstep.kernel.ids import SystemIds
-from lockstep.kernel.logs import get_logger
 from lockstep.kernel.settings import load_settings
-from lockstep.readiness.model import Alert, Key, Level
 from lockstep.ticks.silver import operations
 from lockstep.ticks.silver.gold import Gold, bounds, days_of
 from lockstep.ticks.silver.metrics import dead_letter_age
@@ -30,7 +27,7 @@ from platform_assets.tick_events import (
     silver_metadata,
     tick_partitions,
 )
-from resources.readiness_plane import ReadinessResource
+from resources.readiness_plane import AlertsResource, alert_door
 from resources.silver import Silver, open_silver
 from resources.spark import SparkResource
 from resources.ticks import open_committer
@@ -45,8 +42,7 @@ LATE = timedelta(minutes=15)
 VERY_LATE = timedelta(hours=1)
 _OVERLAP = timedelta(minutes=10)
 _REPORT_AT_ONCE = 500
-
-_log = get_logger(__name__)
+_LOOK_BACK = 100
 
 
 @dg.asset(
@@ -75,6 +71,9 @@ def bronze_ticks(context: dg.AssetExecutionContext, spark: SparkResource) -> dg.
         except LockstepError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
     return dg.MaterializeResult(metadata=bronze_event(tick).metadata)
+
+
+day_partitions = dg.DailyPartitionsDefinition(start_date="2025-01-01", timezone="UTC", end_offset=1)
 
 
 class GroupConfig(dg.Config):
@@ -118,6 +117,10 @@ def _rewind(context: dg.AssetExecutionContext, silver: Silver, own: str | None) 
     return lane.project_id
 
 
+def _parked_words(error: str) -> str:
+    return f"its project is stopped here: {error} Then `lockstep silver replay --tick`, or materialize the partition."
+
+
 def _drain(
     context: dg.AssetExecutionContext,
     silver: Silver,
@@ -136,6 +139,9 @@ def _drain(
         report = worker.drain(project_id, wanted, run_id=context.run_id, progress=tell, patience=PATIENCE_SECONDS)
     except LockstepError as error:
         raise dg.Failure(str(error), allow_retries=False) from error
+    if report.parked and report.failed:
+        door = alert_door(silver.settings)
+        door.raise_now("ticks.silver_parked", "error", report.failed, _parked_words(report.reason))
     context.log.info("%s applied, %s already there: %s", len(report.applied), len(report.already), report.reason)
     return report
 
@@ -162,20 +168,32 @@ def _result(silver: Silver, report: Report, own: str | None) -> dg.MaterializeRe
 @dg.asset(
     name=DAILY_ASSET,
     deps=[SILVER_ASSET],
+    partitions_def=day_partitions,
     group_name="ticks",
     kinds={"spark", "deltalake", "s3"},
     owners=OWNERS,
     pool=f"lane_{GOLD_LANE}",
-    description="Ticks, rows and lag by day, organisation and project. A day is made anew when one of its ticks moved.",
+    description=(
+        "Ticks, rows and lag by day, organisation and project. Every hour the days whose ticks moved are made anew; "
+        "materialize a partition to make that day anew now."
+    ),
 )
 def ticks_daily(context: dg.AssetExecutionContext, spark: SparkResource) -> dg.MaterializeResult:
-    """Make anew the days of what was applied since the last run."""
+    """Make the run's day anew, or the days of what was applied since the last run."""
     settings = load_settings()
     with open_silver(settings, application_name="lockstep-gold-run") as silver:
-        moved = list(silver.store.applied_pages(_cursor(context, DAILY_ASSET)))
         gold = Gold(spark.spark_session, settings.lake_bucket)
-        rows = {str(day): gold.load_day(day, silver.store.applied_of_day(*bounds(day))) for day in days_of(moved)}
-    return _folded(moved, {"dagster/row_count": sum(rows.values()), "days": dg.MetadataValue.json(rows)})
+        if context.has_partition_key:
+            day = date.fromisoformat(context.partition_key)
+            rows = gold.load_day(day, silver.store.applied_of_day(*bounds(day)))
+            return dg.MaterializeResult(metadata={"rows_written": rows})
+        moved = list(silver.store.applied_pages(_cursor(context, DAILY_ASSET)))
+        for day in days_of(moved):
+            rows = gold.load_day(day, silver.store.applied_of_day(*bounds(day)))
+            context.log_event(
+                dg.AssetMaterialization(DAILY_ASSET, partition=day.isoformat(), metadata={"rows_written": rows})
+            )
+    return _folded(moved, {"days": [day.isoformat() for day in days_of(moved)]})
 
 
 @dg.asset(
@@ -198,9 +216,10 @@ def agent_sessions(context: dg.AssetExecutionContext, spark: SparkResource) -> d
 
 def _cursor(context: dg.AssetExecutionContext, asset: str) -> datetime:
     """Where the last run ended, a little earlier. Only a hint: without it everything is folded again, to no effect."""
-    event = context.instance.get_latest_materialization_event(dg.AssetKey(asset))
-    found = event.asset_materialization.metadata.get(CURSOR) if event and event.asset_materialization else None
-    return datetime.fromisoformat(str(found.value)) - _OVERLAP if found else datetime(1970, 1, 1, tzinfo=UTC)
+    records = context.instance.fetch_materializations(dg.AssetKey(asset), limit=_LOOK_BACK).records
+    found = [one.asset_materialization.metadata.get(CURSOR) for one in records if one.asset_materialization]
+    newest = next((str(one.value) for one in found if one is not None), None)
+    return datetime.fromisoformat(newest) - _OVERLAP if newest else datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _folded(moved: list[Applied], metadata: dict[str, Any]) -> dg.MaterializeResult:
@@ -235,12 +254,13 @@ def tick_housekeeping(context: dg.AssetExecutionContext) -> dg.MaterializeResult
 @dg.asset_check(
     asset=SILVER_ASSET, name="dead_letters_check", description="No tick message was given up; their age is told too."
 )
-def dead_letters_check(readiness: ReadinessResource) -> dg.AssetCheckResult:
+def dead_letters_check(alerts: AlertsResource) -> dg.AssetCheckResult:
     """Red while the dead-letter queue holds anything."""
     with open_silver(load_settings(), application_name="lockstep-silver-check") as silver:
         depth, age = silver.dead_letters.depth().total, dead_letter_age(silver.dead_letters, silver.clock.now())
     if depth:
-        _alert(readiness, "dead_letters", f"{depth} tick messages were given up, the oldest {age / 3600:.1f} h ago")
+        words = f"{depth} messages were given up, the oldest {age / 3600:.1f} h old; `lockstep ticks redrive-dlq`"
+        alerts.door().raise_now("ticks.dead_letters", "error", silver.dead_letters.name, words)
     return dg.AssetCheckResult(
         passed=depth == 0,
         description=f"{depth} dead letters" + (f", the oldest {age / 3600:.1f} h old" if depth else ""),
@@ -253,16 +273,17 @@ def dead_letters_check(readiness: ReadinessResource) -> dg.AssetCheckResult:
     name="silver_lag_check",
     description="Every committed tick reaches silver within 15 minutes; an hour is an error. Parked lanes are named.",
 )
-def silver_lag_check(readiness: ReadinessResource) -> dg.AssetCheckResult:
+def silver_lag_check(alerts: AlertsResource) -> dg.AssetCheckResult:
     """Red while a committed tick waits for too long."""
     with open_silver(load_settings(), application_name="lockstep-silver-check") as silver:
         now = operations.status(silver)
     parked = [one for one in now.lanes if one.lane.parked]
     late = now.lag_seconds > LATE.total_seconds()
-    if parked:
-        _alert(readiness, "silver_parked", f"silver is parked at {', '.join(str(one.lane.parked) for one in parked)}")
-    elif late:
-        _alert(readiness, "silver_late", f"a committed tick waits for silver since {now.lag_seconds / 60:.0f} minutes")
+    for one in parked:
+        alerts.door().raise_now("ticks.silver_parked", "error", str(one.lane.parked), _parked_words(str(one.error)))
+    if late and now.lanes[0].next_tick:
+        words = f"it is committed and waits for silver for {now.lag_seconds / 60:.0f} minutes; `lockstep ticks status`"
+        alerts.door().raise_now("ticks.silver_late", "warning", now.lanes[0].next_tick, words)
     severe = bool(parked) or now.lag_seconds > VERY_LATE.total_seconds()
     return dg.AssetCheckResult(
         passed=not late and not parked,
@@ -274,17 +295,6 @@ def silver_lag_check(readiness: ReadinessResource) -> dg.AssetCheckResult:
             "parked": [f"{one.lane.project_id} at {one.lane.parked}: {one.error}" for one in parked[:20]],
         },
     )
-
-
-def _alert(readiness: ReadinessResource, kind: str, words: str) -> None:
-    """Tell people, once an hour for each kind. An alert that cannot be raised must not fail the check that found it."""
-    try:
-        plane = readiness.plane()
-        now = plane.clock.now()
-        key = Key("ticks", now.date(), f"h{now:%H}")
-        plane.dispatcher.raise_now(plane.store, Alert(key, kind, Level.ERROR, words, now), SystemIds().new_id())
-    except Exception as error:
-        _log.warning("alert not raised", kind=kind, error=str(error))
 
 
 assets = [bronze_ticks, silver_ticks, ticks_daily, agent_sessions, tick_housekeeping]

@@ -42,8 +42,10 @@ _DELIVERY_ATTEMPTS = 2
 # Set once: the block that overwrites a unit sets them too, and two commits at a time must not undo each other's.
 _SESSION_SETTINGS = {
     "spark.databricks.delta.replaceWhere.constraintCheck.enabled": "true",
-    "spark.databricks.delta.replaceWhere.dataColumns.enabled": "true",
+    "spark.databricks.delta.replaceWhere.dataColumns.enabled": "false",
     "spark.sql.sources.partitionOverwriteMode": "static",
+    # A checkpoint loads the state of the whole table while the agent waits; every tenth tick would be too often.
+    "spark.databricks.delta.properties.defaults.checkpointInterval": "25",
 }
 
 

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from lockstep.kernel.ids import IdSource
 
 # Two session settings would turn the check off or change what is replaced; the block does not inherit them.
+_DATA_COLUMNS = "spark.databricks.delta.replaceWhere.dataColumns.enabled"
 _SAFE_SETTINGS = {
     "spark.databricks.delta.replaceWhere.constraintCheck.enabled": "true",
-    "spark.databricks.delta.replaceWhere.dataColumns.enabled": "true",
+    _DATA_COLUMNS: "true",
 }
 _RECENT_COMMITS = 20
 _NOTE = ".base.json"
@@ -79,6 +80,7 @@ def write_unit(
     *,
     run: str,
     partition_by: Sequence[str] = (),
+    aligned: bool = False,
     options: Mapping[str, str] | None = None,
 ) -> str:
     """The write of `overwrite_delta` alone, for a caller that finds its commit in the log itself.
@@ -90,6 +92,8 @@ def write_unit(
         unit: Column values or a predicate.
         run: Who writes; the caller recognises its commit by it.
         partition_by: Partition columns when the table is made.
+        aligned: The predicate names partition columns only. Whole files are then replaced without a scan; Delta
+            refuses a predicate on other columns.
         options: Further options of Delta's writer, such as `mergeSchema` or `txnAppId`.
 
     Returns:
@@ -107,7 +111,8 @@ def write_unit(
         .option("userMetadata", delta.stamp("overwrite", run=run, unit=predicate))
         .partitionBy(*partition_by)
     )
-    with _settings(spark, _SAFE_SETTINGS), _outside_unit(path, predicate):
+    wanted = {**_SAFE_SETTINGS, _DATA_COLUMNS: str(not aligned).lower()}
+    with _settings(spark, wanted), _outside_unit(path, predicate):
         writer.save(path)
     crash_point("overwrite.delta.after_commit")
     return predicate

@@ -127,54 +127,54 @@ class Source(NamedTuple):
     footer: Footer
 
 
+class Write(NamedTuple):
+    """What to write: one table of a tick, as the bronze table will look with it, under which fence.
+
+    `fresh`: the table cannot hold rows of this tick. `merge_schema`: the table is new or gets columns.
+    """
+
+    manifest: Manifest
+    table: TableSpec
+    columns: tuple[Column, ...]
+    fence: int
+    fresh: bool
+    merge_schema: bool
+
+
 class Written(NamedTuple):
-    """A commit that was found in the log by its stamp."""
+    """A commit that was found in the log by its stamp.
+
+    `strays` are the ticks of commits that nobody acknowledged, met on the way: attempts that died, or that wrote after
+    they were overtaken.
+    """
 
     version: int
     etag: str
     rows: int
+    strays: tuple[str, ...]
 
 
-def write_table(
-    spark: SparkSession,
-    lake: str,
-    manifest: Manifest,
-    table: TableSpec,
-    sources: Mapping[int, Source],
-    columns: Sequence[Column],
-    *,
-    attempt: int,
-    merge_schema: bool,
-) -> None:
-    """Replace one table of a tick by the rows of its parts, in one Delta commit.
+def write_table(spark: SparkSession, lake: str, write: Write, sources: Mapping[int, Source]) -> None:
+    """Write one table of a tick from its parts, in one Delta commit that replaces whatever the tick had there.
 
-    The commit carries the pair (tick, attempt) as its `txnAppId` and `txnVersion`: an attempt that was overtaken and
-    writes late is dropped by Delta in silence, so nothing may be believed before `find_commit` has found it.
+    A fresh tick is appended: nothing is there to replace. Anything that makes Delta look, be it `replaceWhere` or
+    `txnAppId`, makes it load the state of the whole table first, which costs twice the write itself.
 
-    Args:
-        spark: A warm session.
-        lake: Bucket of the Delta tables.
-        manifest: The tick.
-        table: Which of its tables.
-        sources: The parts, by number.
-        columns: The columns of the bronze table once the tick is in it.
-        attempt: Number of this attempt, higher than any before.
-        merge_schema: Whether the table is new or gets columns.
+    Any other tick is replaced, under (tick, fence) as `txnAppId` and `txnVersion`: an attempt that was overtaken and
+    writes late is dropped by Delta in silence. So nothing may be believed before `find_commit` has found it.
     """
-    frame = _frame(spark, manifest, table, sources, columns)
-    write_unit(
-        spark,
-        table_path(lake, manifest.project_id, table.name),
-        frame,
-        {TICK_COLUMN: manifest.tick_id},
-        run=run_of(manifest.tick_id, attempt),
-        partition_by=(DAY_COLUMN, TICK_COLUMN),
-        options={
-            "txnAppId": f"ticks/{manifest.project_id}/{manifest.tick_id}",
-            "txnVersion": str(attempt),
-            "mergeSchema": str(merge_schema).lower(),
-        },
-    )
+    path = table_path(lake, write.manifest.project_id, write.table.name)
+    frame = _frame(spark, write, sources)
+    options = {"mergeSchema": str(write.merge_schema).lower()}
+    partition_by, run = (DAY_COLUMN, TICK_COLUMN), run_of(write.manifest.tick_id, write.fence)
+    if write.fresh:
+        options["userMetadata"] = delta.stamp("append", run=run)
+        frame.write.format("delta").mode("append").options(**options).partitionBy(*partition_by).save(path)
+    else:
+        options["txnAppId"] = f"ticks/{write.manifest.project_id}/{write.manifest.tick_id}"
+        options["txnVersion"] = str(write.fence)
+        unit = {TICK_COLUMN: write.manifest.tick_id}
+        write_unit(spark, path, frame, unit, run=run, partition_by=partition_by, aligned=True, options=options)
 
 
 def find_commit(s3: Any, lake: str, project_id: str, table: str, *, run: str, after: int) -> Written | None:
@@ -183,42 +183,38 @@ def find_commit(s3: Any, lake: str, project_id: str, table: str, *, run: str, af
     Reads one object in the usual case, whatever the length of the history: a listing or Delta's own history would
     cost more with every tick.
     """
-    version = after + 1
+    version, strays = after + 1, []
     while (found := _get(s3, lake, commit_key(project_id, table, version))) is not None:
         body, etag = found
         info = _commit_info(body)
-        stamp = delta.read_stamp(info.get("userMetadata"))
-        if stamp is not None and stamp.get("run") == run:
+        writer = str((delta.read_stamp(info.get("userMetadata")) or {}).get("run", ""))
+        if writer == run:
             metrics = info.get("operationMetrics") or {}
-            return Written(version, etag, int(metrics.get("numOutputRows", 0)))
+            return Written(version, etag, int(metrics.get("numOutputRows", 0)), tuple(strays))
+        if "#" in writer:
+            strays.append(writer.partition("#")[0])
         version += 1
     return None
 
 
-def run_of(tick_id: str, attempt: int) -> str:
-    """How a commit names the attempt that made it."""
-    return f"{tick_id}#{attempt}"
+def run_of(tick_id: str, fence: int) -> str:
+    """How a commit names the attempt that made it. A fence is given once, also when a tick is deleted and sent anew."""
+    return f"{tick_id}#{fence}"
 
 
-def _frame(
-    spark: SparkSession,
-    manifest: Manifest,
-    table: TableSpec,
-    sources: Mapping[int, Source],
-    columns: Sequence[Column],
-) -> DataFrame:
+def _frame(spark: SparkSession, write: Write, sources: Mapping[int, Source]) -> DataFrame:
     """The rows of all parts. Files of one layout are read together, with the schema of their own footers."""
     layouts: dict[tuple[Column, ...], list[str]] = {}
-    for spec in table.parts:
+    for spec in write.table.parts:
         source = sources[spec.file_seq]
         layouts.setdefault(source.footer.columns, []).append(source.address)
-    wanted = {column.name.lower(): column for column in columns}
-    declared = [wanted[column.name.lower()] for column in table.columns]
+    wanted = {column.name.lower(): column for column in write.columns}
+    declared = [wanted[column.name.lower()] for column in write.table.columns]
     frames = []
     for stored, paths in layouts.items():
         # A column of nulls has no type of its own in the file; any type reads it.
         schema = ", ".join(f"{delta.column(one.name)} {'int' if one.type == 'null' else one.type}" for one in stored)
-        frames.append(spark.read.schema(schema).parquet(*paths).selectExpr(*_projection(manifest, declared)))
+        frames.append(spark.read.schema(schema).parquet(*paths).selectExpr(*_projection(write.manifest, declared)))
     whole = frames[0]
     for frame in frames[1:]:
         whole = whole.unionByName(frame)

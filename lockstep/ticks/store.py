@@ -104,6 +104,8 @@ _BEGIN = """
 UPDATE ticks.tick SET state = 'finalizing', attempt = attempt + 1, lane_fence = %(fence)s, error = NULL,
        manifest = %(body)s, manifest_sha256 = %(sha256)s, mode = %(mode)s, dt = %(dt)s, updated_at = clock_timestamp()
  WHERE project_id = %(project)s AND tick_id = %(tick)s RETURNING attempt"""
+_ATTEMPT = """
+INSERT INTO ticks.bronze_attempt (project_id, tick_id) VALUES (%(project)s, %(tick)s) ON CONFLICT DO NOTHING"""
 _BEGIN_AGAIN = """
 UPDATE ticks.tick SET attempt = attempt + 1, lane_fence = %(fence)s, updated_at = clock_timestamp()
  WHERE project_id = %(project)s AND tick_id = %(tick)s AND state = 'committed' RETURNING attempt"""
@@ -178,7 +180,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Begun:
-    """A tick whose commit is under way. `(lease.fence, attempt)` stands in every condition that follows."""
+    """A tick whose commit is under way. `(lease.fence, attempt)` stands in every condition that follows.
+
+    `fresh`: bronze cannot hold rows of this tick, not even of an attempt that died or of a tick that was deleted.
+    """
 
     manifest: Manifest
     attempt: int
@@ -187,6 +192,7 @@ class Begun:
     targets: Mapping[str, Target]
     place: rules.Append
     replaced_rows: int
+    fresh: bool
 
 
 class Done(NamedTuple):
@@ -376,7 +382,7 @@ class TickStore:
                 raise Terminal(f"the stored parts are not complete: {difference}.", unit=tick.unit)
             targets = _targets(connection, manifest)
         place = rules.Append(tick.sequence or 0, tick.prev_tick_id)
-        return Begun(manifest, row[0], lease, parts, targets, place, replaced_rows=manifest.rows)
+        return Begun(manifest, row[0], lease, parts, targets, place, replaced_rows=manifest.rows, fresh=False)
 
     def commit(
         self,
@@ -460,7 +466,8 @@ class TickStore:
         place = _place(connection, manifest)
         row = connection.execute(_BEGIN, _manifest_row(manifest) | {"fence": lease.fence}).fetchone()
         attempt = int(row[0]) if row else 0
-        return Begun(manifest, attempt, lease, parts, targets, place, replaced_rows=0)
+        fresh = connection.execute(_ATTEMPT, _manifest_keys(manifest)).rowcount == 1
+        return Begun(manifest, attempt, lease, parts, targets, place, replaced_rows=0, fresh=fresh)
 
     def _done(self, connection: Connection, manifest: Manifest, committed_sha256: str) -> Done:
         if committed_sha256 != manifest.sha256:

@@ -124,15 +124,19 @@ class Committer:
             with self._lane(project.org_id) as (lease, heartbeat):
                 begun = self._plant.store.begin(project, manifest, lease, self._plant.leases)
                 if isinstance(begun, Begun):
-                    tick = self._commit(begun, heartbeat)
+                    tick, strays = self._commit(begun, heartbeat)
         except InvalidManifest as error:
             if error.error_class != "ManifestConflict":
                 self._plant.store.refuse(project, tick_id, error)
+            raise
+        except LostClaim:
+            self._heal(project.project_id, {tick_id})
             raise
         if isinstance(begun, Done):
             return self._replay(begun.tick)
         with self._timed("deliver"):
             self._send(tick)
+        self._heal(project.project_id, strays - {tick_id})
         crash_point("ticks.finalize.before_answer")
         return Finalized(tick.result or {}, replayed=False)
 
@@ -153,7 +157,7 @@ class Committer:
         )
         with self._lane(tick.org_id) as (lease, heartbeat):
             begun = self._plant.store.begin_again(tick, manifest, lease, self._plant.leases)
-            commits = self._write(begun, heartbeat)
+            commits, _ = self._write(begun, heartbeat)
             now = self._clock.now()
             row = messages.audit_row(
                 manifest,
@@ -195,10 +199,10 @@ class Committer:
             raise
         return manifest
 
-    def _commit(self, begun: Begun, heartbeat: Heartbeat) -> Tick:
+    def _commit(self, begun: Begun, heartbeat: Heartbeat) -> tuple[Tick, set[str]]:
         crash_point("ticks.commit.begun")
         try:
-            commits = self._write(begun, heartbeat)
+            commits, strays = self._write(begun, heartbeat)
             crash_point("ticks.commit.before_transaction")
             now = self._clock.now()
             rows = sum(commit.rows for commit in commits)
@@ -217,7 +221,22 @@ class Committer:
             self._give_back(begun, error)
             raise
         crash_point("ticks.commit.after_transaction")
-        return tick
+        return tick, strays
+
+    def _heal(self, project_id: str, ticks: set[str]) -> None:
+        """Write ticks again of which an overtaken attempt may have left a second copy of the rows.
+
+        Readers by tick never see such a copy: they read at the version of the acknowledged commit. It is removed all
+        the same, for those who read the newest version. An uncommitted tick is replaced when it is finalized.
+        """
+        for tick_id in sorted(ticks):
+            try:
+                tick = self._plant.store.find(project_id, tick_id)
+                if tick is not None and tick.state is TickState.COMMITTED:
+                    _log.warning("a stray commit is being replaced", project=project_id, tick=tick_id)
+                    self.reingest(project_id, tick_id)
+            except LockstepError as error:  # the answer does not depend on it
+                _log.warning("a stray commit stays for now", project=project_id, tick=tick_id, error=str(error))
 
     def _give_back(self, begun: Begun, error: Exception) -> None:
         """Open the tick again, unless the commit did go through and only its answer was lost."""
@@ -226,40 +245,33 @@ class Committer:
         except LockstepError as second:  # the next finalize finds a fence without a holder and goes on
             _log.warning("tick not given back", tick=begun.manifest.tick_id, error=str(second))
 
-    def _write(self, begun: Begun, heartbeat: Heartbeat) -> list[TableCommit]:
-        """Write every table of the tick, several at once, and prove each commit."""
+    def _write(self, begun: Begun, heartbeat: Heartbeat) -> tuple[list[TableCommit], set[str]]:
+        """Write every table of the tick, several at once, and prove each commit. Also says whose strays were met."""
         tables = begun.manifest.tables
+        heartbeat.check()  # the last moment at which an attempt that was paused can still do no harm
         with self._timed("bronze"):
             if len(tables) == 1:
-                commits = [self._write_table(begun, tables[0])]
+                found = [self._write_table(begun, tables[0])]
             else:
                 with ThreadPoolExecutor(min(len(tables), _TABLES_AT_ONCE), thread_name_prefix="bronze") as executor:
                     waiting = [
                         executor.submit(contextvars.copy_context().run, self._write_table, begun, table)
                         for table in tables
                     ]
-                    commits = [one.result() for one in waiting]
+                    found = [one.result() for one in waiting]
         heartbeat.check()
-        return commits
+        return [commit for commit, _ in found], {tick for _, strays in found for tick in strays}
 
-    def _write_table(self, begun: Begun, table: TableSpec) -> TableCommit:
+    def _write_table(self, begun: Begun, table: TableSpec) -> tuple[TableCommit, tuple[str, ...]]:
         plant, manifest, target = self._plant, begun.manifest, begun.targets[table.name]
+        write = bronze.Write(manifest, table, target.columns, begun.lease.fence, begun.fresh, target.grows)
         sources = {
             spec.file_seq: bronze.Source(plant.parts.address(part.object_key), part.footer)
             for spec in table.parts
             if (part := begun.parts[spec.file_seq]).footer is not None
         }
         try:
-            bronze.write_table(
-                plant.spark.session(),
-                plant.lake,
-                manifest,
-                table,
-                sources,
-                target.columns,
-                attempt=begun.attempt,
-                merge_schema=target.grows,
-            )
+            bronze.write_table(plant.spark.session(), plant.lake, write, sources)
         except LockstepError:
             raise
         except Exception as error:
@@ -269,10 +281,10 @@ class Committer:
         crash_point("ticks.commit.table_written")
         return self._prove(begun, table, target.version)
 
-    def _prove(self, begun: Begun, table: TableSpec, known: int) -> TableCommit:
+    def _prove(self, begun: Begun, table: TableSpec, known: int) -> tuple[TableCommit, tuple[str, ...]]:
         """Believe only the log: Delta drops the write of an overtaken attempt in silence."""
         project_id, tick_id = begun.manifest.project_id, begun.manifest.tick_id
-        run = bronze.run_of(tick_id, begun.attempt)
+        run = bronze.run_of(tick_id, begun.lease.fence)
         found = bronze.find_commit(self._plant.s3, self._plant.lake, project_id, table.name, run=run, after=known)
         if found is None:
             raise LostClaim(f"attempt {begun.attempt} left no commit in {table.name}.", unit=f"tick {tick_id}")
@@ -283,7 +295,7 @@ class Committer:
                 unit=f"tick {tick_id}",
             )
         key = bronze.commit_key(project_id, table.name, found.version)
-        return TableCommit(table.name, found.version, key, found.etag, found.rows)
+        return TableCommit(table.name, found.version, key, found.etag, found.rows), found.strays
 
     def _replay(self, tick: Tick) -> Finalized:
         if self._plant.store.undelivered(tick):

@@ -101,6 +101,8 @@ def test_gold_and_housekeeping_follow_and_the_checks_see_what_is_wrong(deployed:
     assert verdicts["dead_letters_check"] is False
     gold = build_definitions().resolve_job_def("ticks_gold_job")
     assert gold.execute_in_process(instance=instance).success
+    day = world.store.applied(project.ticks)[project.ticks[0]].committed_at.date().isoformat()
+    assert day in _green(instance, "ticks_daily")
     path = f"s3a://{world.lake}/gold/ticks_daily"
     assert world.spark.read.format("delta").load(path).where(f"project_id = '{project.project_id}'").count() == 1
     with open_silver(_settings(), application_name="test") as silver:
