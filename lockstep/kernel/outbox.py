@@ -96,6 +96,14 @@ UPDATE kernel.outbox SET blocked_at = NULL, attempts = 0, available_at = clock_t
 _REQUEUE = """
 UPDATE kernel.outbox SET parked_at = NULL, blocked_at = NULL, attempts = 0, available_at = clock_timestamp()
  WHERE id = %s AND parked_at IS NOT NULL"""
+_HASTEN = """
+WITH due AS (
+    UPDATE kernel.outbox SET available_at = least(available_at, clock_timestamp()), blocked_at = NULL,
+           attempts = CASE WHEN blocked_at IS NULL THEN attempts ELSE 0 END
+     WHERE id = ANY (%(ids)s) AND delivered_at IS NULL AND parked_at IS NULL
+       AND (available_at > clock_timestamp() OR blocked_at IS NOT NULL))
+SELECT count(*) FROM kernel.outbox WHERE id = ANY (%(ids)s) AND delivered_at IS NULL"""
+_WAITING = "SELECT count(*) FROM kernel.outbox WHERE id = ANY (%s) AND delivered_at IS NULL"
 _PRUNE = """
 DELETE FROM kernel.outbox WHERE id IN (
     SELECT id FROM kernel.outbox WHERE delivered_at < clock_timestamp() - %s
@@ -183,6 +191,21 @@ class Outbox:
         """Put a parked message back at its place; the lane may have gone on, so it can arrive late."""
         with translated("requeueing a message", unit=str(message_id)):
             return connection.execute(_REQUEUE, (message_id,)).rowcount == 1
+
+    def hasten(self, connection: Connection, ids: Sequence[int]) -> int:
+        """Make messages due now, also after a backoff or a block, and return how many have not been delivered.
+
+        For a caller that is being asked for the outcome: waiting out the backoff would only make it ask again.
+        """
+        with translated("hastening messages"):
+            row = connection.execute(_HASTEN, {"ids": list(ids)}).fetchone()
+        return int(row[0]) if row else 0
+
+    def waiting(self, connection: Connection, ids: Sequence[int]) -> int:
+        """How many of these messages have not been delivered; a pruned one was."""
+        with translated("counting messages"):
+            row = connection.execute(_WAITING, (list(ids),)).fetchone()
+        return int(row[0]) if row else 0
 
     def prune(self, connection: Connection, older_than: timedelta, *, limit: int = 10_000) -> int:
         """Delete messages delivered longer ago than this, at most `limit` at a time, and nothing else."""

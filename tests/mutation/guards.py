@@ -104,14 +104,14 @@ IDEMPOTENCY: tuple[Guard, ...] = (
     Guard(
         "an overwrite keeps to its unit",
         _OVERWRITE,
-        "with _settings(spark, _SAFE_SETTINGS), _outside_unit(path, predicate):",
-        f"with _settings(spark, _SAFE_SETTINGS | {{'{_UNCHECKED}': 'false'}}):",
+        "with _settings(spark, wanted), _outside_unit(path, predicate):",
+        f"with _settings(spark, wanted | {{'{_UNCHECKED}': 'false'}}):",
         _OVERWRITE_TESTS,
     ),
     Guard(
         "a session's dynamic overwrite does not turn off the clearing of empty units",
         _OVERWRITE,
-        "with _settings(spark, _SAFE_SETTINGS), _outside_unit",
+        "with _settings(spark, wanted), _outside_unit",
         "with _settings(spark, {}), _outside_unit",
         _OVERWRITE_TESTS,
     ),
