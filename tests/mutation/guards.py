@@ -22,8 +22,8 @@ class Guard(NamedTuple):
 
 _CLEANER = "lockstep/idempotency/cleaner.py"
 _CLEANER_TESTS = (
-    "tests/integration/idempotency/test_cleaner.py",
     "tests/property/idempotency/test_cleaner_postgres.py",
+    "tests/integration/idempotency/test_cleaner.py",
 )
 _CLEANER_DELTA = "lockstep/idempotency/cleaner_delta.py"
 _OVERWRITE = "lockstep/idempotency/overwrite.py"
