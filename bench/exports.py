@@ -26,14 +26,15 @@ import httpx
 import psycopg
 from psycopg import sql
 
-from bench.report import Context, Result, Target, peak_memory_mb, seconds
+from bench.report import Context, Result, Target, median, peak_memory_mb, seconds
 from lockstep.exports import rules
-from lockstep.exports.claims import ClaimStore
+from lockstep.exports.claims import Batch, ClaimStore
 from lockstep.exports.clients import ClientStore, NewClient
 from lockstep.exports.fleet import Opener, run_on_spark
+from lockstep.exports.sink import ObjectStore
 from lockstep.exports.store import JobStore
 from lockstep.kernel.errors import Terminal
-from lockstep.kernel.postgres import Pool
+from lockstep.kernel.postgres import Pool, transaction
 from lockstep.kernel.settings import Settings, load_settings
 from resources.exports import export_limits, export_place, open_worker, s3_client, state_pool
 
@@ -43,6 +44,11 @@ PAGE = 1_000
 PAGING_CONNECTIONS = 8
 OPENER = Opener("resources.exports:open_worker")
 _OLDEST = date(2024, 1, 1)
+_PARTS = ("s3", "sqs", "dynamodb", "spark", "dagster-daemon", "relay", "exports")
+_HAND = "bench/hand"
+_FORGET_FILES = "DELETE FROM exports.file_cache WHERE key LIKE %s RETURNING s3_object_key"
+_FORGET_JOBS = "DELETE FROM exports.job WHERE client_id = %s"
+_FORGET_CLIENT = "DELETE FROM exports.client WHERE client_id = %s"
 
 
 def run(context: Context) -> Result:
@@ -51,7 +57,7 @@ def run(context: Context) -> Result:
     from stack.lifecycle import Stack  # noqa: PLC0415
 
     stack = Stack(load_settings())
-    stack.up([])
+    stack.up(list(_PARTS))
     adopt(load_settings())
     settings = load_settings()
     bench = _Bench(context, settings, f"http://127.0.0.1:{stack.home.ports()['exports']}")
@@ -73,27 +79,38 @@ class _Bench:
         """All ratios; the baselines first, on the same rows."""
         result, say = Result(), self.context.say
         client = ClientStore(state).add(f"bench-{secrets.token_hex(4)}")
-        with self._keys():
-            rows = self.chunks * ROWS
+        with self._keys(), self._cleaned(state, client):
             say(f"{self.chunks} chunks of {ROWS} rows, {self.workers} workers")
-            psql = rows / self._timed("psql COPY", self._psql)
-            hand = rows / self._timed("hand-written pool", self._handwritten)
-            paged_chunks = max(4, self.chunks // 20)
-            paged = paged_chunks * ROWS / self._timed("paginated client", lambda: self._paginated(paged_chunks))
-            ours = rows / self._timed("Spark workers", lambda: self._spark(state, client))
-            whole, posted = self._end_to_end(client)
-            say(f"end to end: {whole:.1f} s")
-            result.samples["rows_per_second_psql"] = [psql]
-            result.samples["rows_per_second_workers"] = [ours]
-            result.samples["post_seconds"] = [posted]
-            result.ratio("worker_vs_psql_copy", ours / psql, Target(0.75))
-            result.ratio("worker_vs_handwritten", ours / hand, Target(1.0))
-            result.ratio("end_to_end_vs_psql_copy", rows / whole / psql, Target(0.5))
-            result.ratio("vs_paginated", rows / whole / paged, Target(3.0))
+            ours = self._speed(state, client, result)
             self._reuse(state, client, result, ours)
-            result.ratio("memory_3m_vs_30k", self._memory(), Target(1.2, at_least=False))
+            result.ratio("memory_3m_vs_30k", self._memory(state, client), Target(1.2, at_least=False))
             self._many(client, result)
         return result
+
+    def _speed(self, state: Pool, client: NewClient, result: Result) -> float:
+        """Rows a second of everybody, and what follows from them; ours are returned."""
+        rows = self.chunks * ROWS
+        # The floor is measured before and after: on a machine that is not ours alone it moves.
+        floor = [rows / self._timed("psql COPY", self._psql)]
+        hand = rows / self._timed("hand-written pool", self._handwritten)
+        ours = rows / self._timed("Spark workers", lambda: self._spark(state, client))
+        whole, posted = self._end_to_end(client)
+        self.context.say(f"end to end: {whole:.1f} s")
+        floor.append(rows / self._timed("psql COPY again", self._psql))
+        paged_chunks = max(4, self.chunks // 50)
+        paged = paged_chunks * ROWS / self._timed("paginated client", lambda: self._paginated(paged_chunks))
+        psql = median(floor)
+        result.samples["rows_per_second_psql"] = floor
+        result.samples["rows_per_second_handwritten"] = [hand]
+        result.samples["rows_per_second_workers"] = [ours]
+        result.samples["end_to_end_seconds"] = [whole]
+        result.samples["post_seconds"] = [posted]
+        result.ratio("worker_vs_psql_copy", ours / psql, Target(0.75))
+        result.ratio("worker_vs_handwritten", ours / hand, Target(1.0))
+        # A small job is mostly the wait for the sensor and the start of its run: only the full size has a target.
+        result.ratio("end_to_end_vs_psql_copy", rows / whole / psql, None if self.context.quick else Target(0.5))
+        result.ratio("vs_paginated", rows / whole / paged, None if self.context.quick else Target(3.0))
+        return ours
 
     # --- baselines --------------------------------------------------------------------------------------------------
 
@@ -146,10 +163,7 @@ class _Bench:
         session = SparkSession.builder.remote(str(self.settings.spark_remote)).create()
         try:
             run_on_spark(session, "warm-up", tasks=2 * self.workers, opener=OPENER)
-            self._submit(state, client, self.chunks)
-            batch = claims.reserve(self.chunks)
-            if batch is None or batch.size != self.chunks:
-                raise Terminal("somebody else took the chunks.", next_step="pause export_chunks_sensor, then measure.")
+            batch = self._reserved(state, claims, client, force=True)
             self._started = time.perf_counter()
             tally = run_on_spark(session, batch.batch_id, tasks=2 * self.workers, opener=OPENER)
             self._ended = time.perf_counter()
@@ -170,11 +184,8 @@ class _Bench:
 
     def _reuse(self, state: Pool, client: NewClient, result: Result, built_per_second: float) -> None:
         """The same files again: nothing is read from the source."""
-        self._submit(state, client, self.chunks, force=False)
         claims = ClaimStore(state, owner="bench", limits=export_limits(self.settings))
-        batch = claims.reserve(self.chunks)
-        if batch is None:
-            raise Terminal("somebody else took the chunks.", next_step="pause export_chunks_sensor, then measure.")
+        batch = self._reserved(state, claims, client, force=False)
         with open_worker(self.settings) as worker:
             worker.reuse("warm-up")
             taken = seconds(lambda: worker.reuse(batch.batch_id))
@@ -182,12 +193,16 @@ class _Bench:
         self.context.say(f"reuse: {batch.size} chunks in {taken:.2f} s")
         result.ratio("reuse_speedup", generated / taken * batch.size / self.chunks, Target(20.0))
 
-    def _memory(self) -> float:
-        """Peak of one worker process for a large chunk against a small one."""
+    def _memory(self, state: Pool, client: NewClient) -> float:
+        """Peak of one worker process for a large chunk against a small one: one job with one chunk each."""
         peaks = []
-        for rows in (ROWS, LARGE_ROWS if not self.context.quick else LARGE_ROWS // 10):
-            context = multiprocessing.get_context("spawn")
-            child = context.Process(target=_build_one, args=(f"{self.key}m{rows}", rows, self.source))
+        claims = ClaimStore(state, owner="bench", limits=export_limits(self.settings))
+        for rows in (ROWS, LARGE_ROWS // 10 if self.context.quick else LARGE_ROWS):
+            key = f"{self.key}m{rows}"
+            with psycopg.connect(self.source, autocommit=True) as source:
+                source.execute("INSERT INTO demo.source_key VALUES (%s, %s)", (key, rows))
+            batch = self._reserved(state, claims, client, force=True, key=key, chunks=1)
+            child = multiprocessing.get_context("spawn").Process(target=_work_off, args=(batch.batch_id,))
             child.start()
             with peak_memory_mb(child.pid) as peak:
                 child.join()
@@ -198,17 +213,22 @@ class _Bench:
         return peaks[1] / peaks[0]
 
     def _many(self, client: NewClient, result: Result) -> None:
-        """Ten thousand chunks in one job: the answer, and a poll. The job is cancelled, not built."""
-        keys = [f"Z{n:04d}" for n in range(500)]
-        body = {"items": [{"key": key, "effectiveDates": _texts(self._days(20))} for key in keys]}
+        """Ten thousand chunks in one job: the answer, and polls against those of a small job. Cancelled, not built."""
+        keys = [f"{self.key}z{n:03d}" for n in range(500)]
+        large = {"items": [{"key": key, "effectiveDates": _texts(self._days(20))} for key in keys]}
+        small = {"items": [{"key": keys[0], "effectiveDates": _texts(self._days(1))}]}
+        polls: list[list[float]] = []
+        posts: list[float] = []
         with self._http(client) as http:
-            begun = time.perf_counter()
-            job_id = http.post("/jobs", json=body).raise_for_status().json()["jobId"]
-            result.samples["post_10000_chunks_seconds"] = [time.perf_counter() - begun]
-            result.samples["poll_of_10000_chunks_seconds"] = [
-                seconds(lambda: http.get(f"/jobs/{job_id}")) for _ in range(20)
-            ]
-            http.post(f"/jobs/{job_id}:cancel").raise_for_status()
+            for body in (small, large):
+                begun = time.perf_counter()
+                job_id = http.post("/jobs", json=body).raise_for_status().json()["jobId"]
+                posts.append(time.perf_counter() - begun)
+                http.post(f"/jobs/{job_id}:cancel").raise_for_status()
+                polls.append([_poll(http, job_id) for _ in range(30)])
+        result.samples["poll_of_10000_chunks_seconds"] = polls[1]
+        result.ratio("post_10000_chunks_seconds", posts[1], Target(2.0, at_least=False))
+        result.ratio("poll_10000_vs_1_chunk", median(polls[1]) / median(polls[0]), Target(1.5, at_least=False))
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -220,11 +240,28 @@ class _Bench:
         self.context.say(f"{name}: {taken:.1f} s")
         return taken
 
-    def _submit(self, state: Pool, client: NewClient, chunks: int, *, force: bool = True) -> None:
-        body = {"items": [{"key": self.key, "effectiveDates": _texts(self._days(chunks))}], "force": force}
+    def _reserved(
+        self,
+        state: Pool,
+        claims: ClaimStore,
+        client: NewClient,
+        *,
+        force: bool,
+        key: str | None = None,
+        chunks: int | None = None,
+    ) -> Batch:
+        """A job whose chunks are all ours. The sensor may be quicker by chance: then its job is left to it."""
+        count = chunks or self.chunks
+        body = {"items": [{"key": key or self.key, "effectiveDates": _texts(self._days(count))}], "force": force}
         limits = export_limits(self.settings)
         jobs = JobStore(state, place=export_place(self.settings), limits=limits)
-        jobs.submit(client.client, rules.parse_submission(body, limits), body)
+        for _ in range(3):
+            job_id = jobs.submit(client.client, rules.parse_submission(body, limits), body).job_id
+            batch = claims.reserve(count, seconds=900)
+            if batch is not None and batch.size == count:
+                return batch
+            jobs.cancel(job_id)
+        raise Terminal("somebody else takes the chunks.", next_step="wait until no other job runs, then measure.")
 
     def _days(self, count: int) -> Iterator[date]:
         return (_OLDEST + timedelta(days=n) for n in range(count))
@@ -243,25 +280,32 @@ class _Bench:
             finally:
                 source.execute("DELETE FROM demo.source_key WHERE key LIKE %s", (f"{self.key}%",))
 
+    @contextmanager
+    def _cleaned(self, state: Pool, client: NewClient) -> Iterator[None]:
+        """Leave no object, job or client behind. Messages of jobs that are gone are dropped by the sensor."""
+        try:
+            yield
+        finally:
+            objects = ObjectStore(s3_client(self.settings.aws_region), self.settings.exports_bucket)
+            with transaction(state, what="cleaning up") as connection:
+                made = connection.execute(_FORGET_FILES, (f"{self.key}%",)).fetchall()
+                connection.execute(_FORGET_JOBS, (client.client.client_id,))
+                connection.execute(_FORGET_CLIENT, (client.client.client_id,))
+            by_hand = [str(one["Key"]) for one in objects.names(f"{_HAND}/{self.key}")]
+            with ThreadPoolExecutor(self.workers) as parallel:
+                list(parallel.map(objects.delete, [*(str(name) for (name,) in made), *by_hand]))
 
-def _build_one(key: str, rows: int, source: str) -> None:
-    """One chunk in a process of its own, for the memory probe."""
-    from lockstep.exports.dialect import encoder  # noqa: PLC0415
-    from lockstep.exports.model import Format, FormulaGuard  # noqa: PLC0415
-    from lockstep.exports.sink import ObjectStore  # noqa: PLC0415
-    from lockstep.exports.source import SourceSession  # noqa: PLC0415
-    from lockstep.kernel.postgres import on_connect  # noqa: PLC0415
 
-    settings = load_settings()
-    with psycopg.connect(source, autocommit=True) as connection:
-        connection.execute("INSERT INTO demo.source_key VALUES (%s, %s)", (key, rows))
-    session = SourceSession(on_connect(source, application_name="bench", statement_timeout=600))
-    upload = ObjectStore(s3_client(settings.aws_region), settings.exports_bucket).upload(f"bench/{key}.csv", Format.CSV)
-    encode = encoder(Format.CSV, session.columns)
-    for piece in session.copy(key, _OLDEST, Format.CSV, FormulaGuard.NONE):
-        upload.write(encode.feed(piece))
-    upload.publish(seen=None)
-    session.close()
+def _work_off(batch_id: str) -> None:
+    """One batch in a process of its own, for the memory probe."""
+    with open_worker() as worker:
+        tally = worker.work(batch_id)
+    if tally.built != 1:
+        raise Terminal(f"nothing was built: {tally.errors}")
+
+
+def _poll(http: httpx.Client, job_id: str) -> float:
+    return seconds(lambda: http.get(f"/jobs/{job_id}").raise_for_status())
 
 
 _hand: dict[str, Any] = {}
@@ -284,7 +328,7 @@ def _copy_by_hand(task: tuple[str, str, list[date]]) -> None:
                 for data in copy:
                     digest.update(data)
                     parts.append(bytes(data))
-        _hand["s3"].put_object(Bucket=bucket, Key=f"bench/hand/{key}_{day}.csv", Body=b"".join(parts))
+        _hand["s3"].put_object(Bucket=bucket, Key=f"{_HAND}/{key}_{day}.csv", Body=b"".join(parts))
 
 
 def _query(key: str, day: date) -> str:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 # The parts in the order they run; each is a module bench.<name> with `run(context: Context) -> Result`.
-PARTS: tuple[str, ...] = ("idempotency", "windows", "exports", "readiness")
+PARTS: tuple[str, ...] = ("idempotency", "windows", "exports", "ticks", "readiness")
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,9 @@ def _register_rooms() -> None:
     from bench.cli import bench  # noqa: PLC0415
     from lockstep.exports.cli import app as exports  # noqa: PLC0415
     from lockstep.readiness.cli import app as readiness  # noqa: PLC0415
+    from lockstep.ticks.agent.cli import agent  # noqa: PLC0415
+    from lockstep.ticks.cli import ticks  # noqa: PLC0415
+    from lockstep.ticks.silver.cli import silver  # noqa: PLC0415
     from lockstep.vaults.cli import vaults  # noqa: PLC0415
     from lockstep.vaultsim.cli import vault  # noqa: PLC0415
     from lockstep.windows.cli import windows  # noqa: PLC0415
@@ -47,6 +50,9 @@ def _register_rooms() -> None:
     app.add_typer(vaults)
     app.add_typer(vault)
     app.add_typer(exports)
+    app.add_typer(ticks)
+    app.add_typer(agent)
+    app.add_typer(silver)
     app.add_typer(readiness, name="readiness")
     app.command()(bench)
 

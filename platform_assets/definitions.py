@@ -15,15 +15,18 @@ import dagster as dg
 import jobs.exports
 import jobs.readiness
 import jobs.selftest
+import jobs.ticks
 import jobs.windows
 import jobs.windows_producer
 import platform_assets.exports
 import platform_assets.readiness
 import platform_assets.selftest
+import platform_assets.ticks
 import platform_assets.windows
 import sensors.exports
 import sensors.readiness
 import sensors.selftest
+import sensors.ticks
 import sensors.windows
 import sensors.windows_source
 from lockstep.kernel.settings import Settings
@@ -43,6 +46,9 @@ MODULES: tuple[ModuleType, ...] = (
     platform_assets.exports,
     jobs.exports,
     sensors.exports,
+    platform_assets.ticks,
+    jobs.ticks,
+    sensors.ticks,
     platform_assets.readiness,
     jobs.readiness,
     sensors.readiness,

@@ -4,7 +4,6 @@ What belongs here: doors into lockstep/exports. What does not: rules, SQL and by
 No `from __future__ import annotations`: Dagster reads the annotations of `config` as real types.
 """
 
-from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
@@ -17,6 +16,7 @@ from lockstep.exports.store import JobStore
 from lockstep.kernel.errors import InvalidInput, Terminal
 from lockstep.kernel.postgres import Pool
 from lockstep.kernel.settings import Settings, load_settings
+from platform_assets.export_events import chunk_partitions, report, report_late, unreported
 from resources.exports import export_limits, export_objects, export_place, open_worker, state_pool
 from resources.readiness_plane import alert_door
 from resources.spark import SparkResource
@@ -24,9 +24,8 @@ from resources.spark import SparkResource
 OPENER = Opener("resources.exports:open_worker")
 RETENTION = timedelta(days=90)
 MOST_PARTITIONS = 15_000  # Dagster's pages stay quick below twenty thousand
-_AT_ONCE = 500
-
-chunk_partitions = dg.DynamicPartitionsDefinition(name="export_chunk")
+MOST_LATE = 500
+_MOST_WORDS = 10
 
 
 class BatchConfig(dg.Config):
@@ -73,16 +72,31 @@ def _batch(
     named = inspect.chunks_of_batch(state, config.batch_id)
     waiting = claims.extend(config.batch_id)
     context.log.info("batch %s: %s chunks wait", config.batch_id, waiting)
-    tally = (
-        run_on_spark(spark.spark_session, config.batch_id, tasks=config.tasks, opener=OPENER) if waiting else Tally()
-    )
-    claims.release(config.batch_id)
-    if tally.failed:
-        words = f"{tally.failed} chunks gave up: {'; '.join(tally.errors[:3])}. Correct it, then retry their jobs."
-        alert_door(settings).raise_now("exports.chunks_failed", "error", f"batch {config.batch_id}", words)
-    _show(context, inspect.outcomes(state, named))
+    tally = Tally()
+    broke = True
+    try:
+        if waiting:
+            tally = run_on_spark(spark.spark_session, config.batch_id, tasks=config.tasks, opener=OPENER)
+        broke = False
+    finally:  # also when Spark went away: others may take what is left at once, and what is done is shown
+        claims.release(config.batch_id)
+        failed = report(context, inspect.outcomes(state, named), run_failed=broke)
+    if failed:
+        error = _failed(failed)
+        alert_door(settings).raise_now("exports.chunks_failed", "error", f"batch {config.batch_id}", str(error))
+        raise error
     metadata = {name: dg.MetadataValue.int(value) for name, value in tally.as_dict().items() if name != "errors"}
     return dg.MaterializeResult(metadata={**metadata, "dagster/row_count": tally.rows, "errors": tally.errors[:20]})
+
+
+def _failed(failed: list[inspect.Outcome]) -> Terminal:
+    shown = "; ".join(f"{one.partition}: {one.error}" for one in failed[:_MOST_WORDS])
+    more = f" (and {len(failed) - _MOST_WORDS} more)" if len(failed) > _MOST_WORDS else ""
+    return Terminal(
+        f"{len(failed)} partitions failed: {shown}{more}",
+        unit=CHUNKS_ASSET,
+        next_step="correct the cause, then materialize the red partitions; the others are built.",
+    )
 
 
 def _by_hand(context: dg.AssetExecutionContext, settings: Settings, state: Pool) -> dg.MaterializeResult:
@@ -112,34 +126,6 @@ def _partition(context: dg.AssetExecutionContext) -> tuple[str, datetime]:
     return key, datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC)
 
 
-def _show(context: dg.AssetExecutionContext, outcomes: Iterable[inspect.Outcome]) -> None:
-    """Mark partitions green as the table says; the table is the truth, this is its picture."""
-    shown = list(outcomes)
-    done = [one for one in shown if one.done]
-    keys = sorted({one.partition for one in shown})  # the failed ones too, so that a person can choose them
-    storage = context.instance.event_log_storage
-    if hasattr(storage, "optimize_for_webserver"):
-        # Outside the webserver Dagster opens a new connection for every event; pooled, they cost a third.
-        storage.optimize_for_webserver(statement_timeout=60_000, pool_recycle=3600, max_overflow=4)
-    for start in range(0, len(keys), _AT_ONCE):
-        context.instance.add_dynamic_partitions(str(chunk_partitions.name), keys[start : start + _AT_ONCE])
-    for one in done:
-        context.log_event(
-            dg.AssetMaterialization(
-                CHUNKS_ASSET,
-                partition=one.partition,
-                metadata={
-                    "dagster/row_count": one.rows,
-                    "bytes": one.bytes,
-                    "sha256": one.sha256,
-                    "object": one.object_key,
-                    "job": one.job_id,
-                    "reused": one.reused,
-                },
-            )
-        )
-
-
 @dg.asset(
     name=MANIFESTS_ASSET,
     deps=[CHUNKS_ASSET],
@@ -148,7 +134,8 @@ def _show(context: dg.AssetExecutionContext, outcomes: Iterable[inspect.Outcome]
     owners=["team:lockstep"],
     description=(
         "A manifest of every finished job beside its files, `<basePath>/_manifests/<jobId>.json`: what the API "
-        "answers, without addresses. Also removes partitions of files that were not touched for ninety days."
+        "answers, without addresses. Also removes partitions of files that were not touched for ninety days, and "
+        "shows files whose run died before it could report them."
     ),
 )
 def export_manifests(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
@@ -158,8 +145,16 @@ def export_manifests(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         jobs = JobStore(state, place=export_place(settings), limits=export_limits(settings))
         written = inspect.write_manifests(state, jobs, export_objects(settings), export_place(settings))
         pruned = _prune(context.instance, inspect.recent_partitions(state, datetime.now(UTC) - RETENTION))
+        late = report_late(context.instance, unreported(context.instance, inspect.newest_outcomes(state, MOST_LATE)))
         jobs.forget_keys()
-    return dg.MaterializeResult(metadata={"written": len(written), "jobs": written[:20], "partitions_pruned": pruned})
+    return dg.MaterializeResult(
+        metadata={
+            "written": len(written),
+            "jobs": written[:20],
+            "partitions_pruned": pruned,
+            "partitions_reported_late": late,
+        }
+    )
 
 
 def _prune(instance: dg.DagsterInstance, recent: set[str]) -> int:

@@ -15,6 +15,7 @@ import dagster as dg
 from dagster._core.events import DagsterEvent, DagsterEventType, StepMaterializationData
 from dagster._core.events.log import EventLogEntry
 
+from lockstep.windows.mart import changed
 from lockstep.windows.store import Applied
 
 PARTITION_FORMAT = "%Y-%m-%d %H:%M"
@@ -48,10 +49,7 @@ def start_of(partition: str) -> datetime:
 
 def window_metadata(window: Applied) -> dict[str, dg.MetadataValue]:
     """What a person sees on a partition."""
-    lines = "\n".join(
-        f"| {name} | {one.get('upserted', 0)} | {one.get('deleted', 0)} |"
-        for name, one in sorted(window.counts.items())
-    )
+    lines = "\n".join(f"| {name} | {' | '.join(map(str, changed(window, name)))} |" for name in sorted(window.counts))
     lag = (window.applied_at - window.stop).total_seconds() / 60
     return {
         "rows": dg.MetadataValue.int(window.rows),

@@ -5,20 +5,22 @@ that loading opens nothing. No `from __future__ import annotations`: Dagster rea
 """
 
 from collections.abc import Iterator
-from contextlib import closing
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import dagster as dg
 
-from lockstep.kernel.clock import SystemClock
 from lockstep.kernel.errors import LockstepError
 from lockstep.kernel.settings import Settings
 from lockstep.kernel.settings import settings as process_settings
 from lockstep.warehouse.model import vault_schema
 from lockstep.windows import mart
-from lockstep.windows.store import Applied, WindowStore
+from lockstep.windows.model import QueueRow
+from lockstep.windows.queue import WindowQueue
+from lockstep.windows.sink import Sink
+from lockstep.windows.store import Applied
 from lockstep.windows.verify import count_problems, find_gaps
+from lockstep.windows.worker import DrainReport
 from platform_assets.window_events import (
     WindowReporter,
     missing_partitions,
@@ -30,8 +32,10 @@ from platform_assets.window_events import (
     window_partitions,
 )
 from platform_assets.windows_source import build_vault_source_assets
-from resources.readiness_plane import alert_door
+from resources.aws import DynamoDBResource
+from resources.databases import PostgresResource
 from resources.spark import SparkResource
+from resources.vaults import VaultSourceResource
 from resources.windows import WindowsResource
 
 ATTEMPT_TAG = "lockstep/attempt"
@@ -80,7 +84,8 @@ def build_vault(vault: str, settings: Settings) -> tuple[list[Any], list[Any]]:
     names = VaultNames(vault)
     applied = _applied_windows(names, settings)
     tables = _warehouse_tables(names, settings.vault_objects.split(","))
-    return [*build_vault_source_assets(vault), applied, tables, _activity(names, settings)], _checks(names)
+    shown = window_partitions(settings.windows_start)
+    return [*build_vault_source_assets(vault), applied, tables, _activity(names, settings)], build_checks(names, shown)
 
 
 def _applied_windows(names: VaultNames, settings: Settings) -> dg.AssetsDefinition:
@@ -100,12 +105,21 @@ def _applied_windows(names: VaultNames, settings: Settings) -> dg.AssetsDefiniti
         ),
     )
     def applied_windows(
-        context: dg.AssetExecutionContext, windows: WindowsResource, spark: SparkResource
+        context: dg.AssetExecutionContext,
+        windows: WindowsResource,
+        spark: SparkResource,
+        vault_source: VaultSourceResource,
+        postgres: PostgresResource,
     ) -> dg.MaterializeResult:
         own = start_of(context.partition_key)
         by_hand = ATTEMPT_TAG not in context.run.tags
         reporter = WindowReporter(context, context.partition_key)
-        with windows.worker(lambda: spark.spark_session) as worker:
+
+        def refetch(row: QueueRow) -> bool:
+            with vault_source.producer(names.vault, postgres) as producer:
+                return producer.refetch(row)
+
+        with windows.worker(lambda: spark.spark_session, refetch=refetch) as worker:
             _report_missed(context, worker.store, names)
             try:
                 drained = worker.drain(
@@ -116,18 +130,16 @@ def _applied_windows(names: VaultNames, settings: Settings) -> dg.AssetsDefiniti
                     actor=f"run {context.run_id}",
                 )
             except LockstepError as error:
-                unit = f"{names.vault}/{context.partition_key}"
-                alert_door(process_settings()).raise_now("windows.window_failed", "error", unit, str(error))
                 raise dg.Failure(str(error), allow_retries=False) from error
             finally:
                 reporter.flush()
             context.log.info("%s windows, %s rows: %s", drained.applied, drained.rows, drained.reason)
-            return _own_result(worker.store, names, context.partition_key, drained.reason)
+            return _own_result(worker.store, names, context.partition_key, drained)
 
     return applied_windows
 
 
-def _report_missed(context: dg.AssetExecutionContext, store: WindowStore, names: VaultNames) -> None:
+def _report_missed(context: dg.AssetExecutionContext, store: Sink, names: VaultNames) -> None:
     """Tell Dagster what an earlier run committed and could not say any more."""
     lane = store.lane(names.vault)
     if lane is not None and lane.has_begun:
@@ -136,17 +148,19 @@ def _report_missed(context: dg.AssetExecutionContext, store: WindowStore, names:
         report(context, [one for one in missed if partition_of(one.start) != context.partition_key])
 
 
-def _own_result(store: WindowStore, names: VaultNames, partition: str, reason: str) -> dg.MaterializeResult:
+def _own_result(store: Sink, names: VaultNames, partition: str, drained: DrainReport) -> dg.MaterializeResult:
     """The run's own window as it stands in the ledger; red if it is not there."""
     lane = store.lane(names.vault)
     start = start_of(partition)
     found = [one for one in store.history(names.vault, after=start, until=start + WINDOW) if one.start == start]
     if not found or lane is None:
-        raise dg.Failure(f"{names.vault} window {partition} is not applied: {reason}", allow_retries=False)
+        raise dg.Failure(f"{names.vault} window {partition} is not applied: {drained.reason}", allow_retries=False)
     newest = store.history(names.vault, epoch=lane.epoch, after=lane.watermark - timedelta(hours=12))
     return dg.MaterializeResult(
         metadata=window_metadata(found[-1])
         | {"picture": picture(newest), "watermark": dg.MetadataValue.text(lane.watermark.isoformat())}
+        | {"windows_of_run": dg.MetadataValue.int(drained.applied)}
+        | {f"seconds_{name}": dg.MetadataValue.float(round(spent, 3)) for name, spent in drained.seconds.items()}
     )
 
 
@@ -171,8 +185,8 @@ def _warehouse_tables(names: VaultNames, objects: list[str]) -> dg.AssetsDefinit
     def warehouse_tables(
         context: dg.AssetExecutionContext, windows: WindowsResource
     ) -> Iterator[dg.MaterializeResult | dg.AssetMaterialization]:
-        with closing(windows.connect()) as connection:
-            found = mart.facts(connection, schema)
+        with windows.store() as store:
+            found = mart.facts(store, schema)
         for one in found:
             key, metadata = names.key(one.table.name), _table_metadata(schema, one)
             if key in context.selected_asset_keys:
@@ -210,13 +224,13 @@ def _activity(names: VaultNames, settings: Settings) -> dg.AssetsDefinition:
         description="What changed per day and object: windows, upserted and deleted rows, median lag. For analysts.",
     )
     def vault_activity(windows: WindowsResource) -> dg.MaterializeResult:
-        with closing(windows.connect()) as connection:
-            rows = mart.rebuild(connection, names.vault)
-            newest = mart.newest(connection, names.vault)
+        with windows.store() as store:
+            found = mart.rebuild(store, names.vault)
+        newest = [line[:5] for line in reversed(found[-12:])]
         lines = "\n".join(f"| {' | '.join(str(value) for value in line)} |" for line in newest)
         return dg.MaterializeResult(
             metadata={
-                "dagster/row_count": dg.MetadataValue.int(rows),
+                "dagster/row_count": dg.MetadataValue.int(len(found)),
                 "newest": dg.MetadataValue.md(
                     f"| day | object | windows | upserted | deleted |\n|---|---|---|---|---|\n{lines}"
                 ),
@@ -226,7 +240,8 @@ def _activity(names: VaultNames, settings: Settings) -> dg.AssetsDefinition:
     return vault_activity
 
 
-def _checks(names: VaultNames) -> list[Any]:
+def build_checks(names: VaultNames, shown: dg.TimeWindowPartitionsDefinition) -> list[Any]:
+    """The checks of a vault's applied windows. `shown` are the windows that have a partition."""
     key = names.key("applied_windows")
 
     @dg.asset_check(asset=key, name="chain_check", description="Applied windows follow each other without a gap.")
@@ -245,7 +260,8 @@ def _checks(names: VaultNames) -> list[Any]:
         with windows.store() as store:
             history = store.history(names.vault, kinds=("incremental",))
         known = set(context.instance.get_materialized_partitions(key))
-        ledger = {partition_of(one.start) for one in history}
+        # A window outside the days that are shown has no partition to be green.
+        ledger = {name for name in (partition_of(one.start) for one in history) if shown.has_partition_key(name)}
         return dg.AssetCheckResult(
             passed=known == ledger,
             description=f"{len(known)} reported, {len(ledger)} applied",
@@ -261,26 +277,33 @@ def _checks(names: VaultNames) -> list[Any]:
         return dg.AssetCheckResult(passed=not problems, description="; ".join(problems[:5]) or "counts agree")
 
     @dg.asset_check(
-        asset=key, name="lag_check", description="The warehouse is less than a day behind; 1 h is a warning."
+        asset=key,
+        name="lag_check",
+        description="The warehouse is less than a day behind the newest window of the vault; 1 h is a warning.",
     )
-    def lag_check(windows: WindowsResource) -> dg.AssetCheckResult:
+    def lag_check(windows: WindowsResource, dynamodb: DynamoDBResource) -> dg.AssetCheckResult:
         with windows.store() as store:
             lane, history = store.lane(names.vault), _epoch(store, names.vault)
-        if lane is None:
+        if lane is None or not lane.has_begun:
             return dg.AssetCheckResult(passed=False, description="The vault has not begun.")
-        lag = SystemClock().now() - lane.watermark
+        newest = WindowQueue(dynamodb.get_client()).newest_known(names.vault) or lane.watermark
+        lag = max(newest - lane.watermark, timedelta(0))
         severity = dg.AssetCheckSeverity.ERROR if lag > VERY_LATE else dg.AssetCheckSeverity.WARN
         return dg.AssetCheckResult(
             passed=lag <= LATE,
             severity=severity,
-            description=f"{lag.total_seconds() / 60:.0f} minutes behind",
-            metadata={"watermark": lane.watermark.isoformat(), "picture": picture(history)},
+            description=f"{lag.total_seconds() / 60:.0f} minutes behind the newest window that the vault lists",
+            metadata={
+                "watermark": lane.watermark.isoformat(),
+                "newest_listed": newest.isoformat(),
+                "picture": picture(history),
+            },
         )
 
     return [chain_check, ledger_check, counts_check, lag_check]
 
 
-def _epoch(store: WindowStore, vault: str) -> list[Applied]:
+def _epoch(store: Sink, vault: str) -> list[Applied]:
     lane = store.lane(vault)
     return store.history(vault, epoch=lane.epoch) if lane else []
 

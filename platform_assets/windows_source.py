@@ -13,6 +13,7 @@ from lockstep.windows.model import BUCKET, QUEUE_TABLE, WindowKind, check_vault_
 from lockstep.windows.producer import ProducerReport
 from resources.databases import PostgresResource
 from resources.vaults import VaultSourceResource
+from resources.windows import WindowsResource
 
 OWNERS = ["team:lockstep"]
 GAP_CHECK = "raw_windows_gap_check"
@@ -89,10 +90,14 @@ def _raw_windows(vault: str) -> dg.AssetsDefinition:
         ),
     )
     def raw_windows(
-        context: dg.AssetExecutionContext, vault_source: VaultSourceResource, postgres: PostgresResource
+        context: dg.AssetExecutionContext,
+        vault_source: VaultSourceResource,
+        postgres: PostgresResource,
+        windows: WindowsResource,
     ) -> dg.MaterializeResult:
+        watermark, epoch = windows.chain(vault)
         with vault_source.producer(vault, postgres) as producer:
-            report = producer.run()
+            report = producer.run(watermark=watermark, epoch=epoch)
         for problem in report.problems:
             context.log.warning(problem)
         observed = {"listed": report.listed, "not_retrievable": len(report.gaps)}

@@ -37,12 +37,19 @@ def build_resources(settings: Settings) -> dict[str, Any]:
             region_name=settings.aws_region, work_folder=str(settings.home / "work" / "windows")
         ),
         "warehouse": WarehouseResource(dsn=dg.EnvVar("LOCKSTEP_WAREHOUSE_DSN"), dialect=settings.warehouse_dialect),
-        "windows": WindowsResource(
-            dsn=dg.EnvVar("LOCKSTEP_WAREHOUSE_DSN"),
-            dialect=settings.warehouse_dialect,
-            region_name=settings.aws_region,
-        ),
+        "windows": build_windows(settings, dg.EnvVar("LOCKSTEP_WAREHOUSE_DSN"), dg.EnvVar("LOCKSTEP_POSTGRES_DSN")),
     }
+
+
+def build_windows(settings: Settings, dsn: str, state_dsn: str) -> WindowsResource:
+    """The window pipeline on the warehouse of this deployment."""
+    if settings.warehouse_dialect != "redshift":
+        return WindowsResource(dsn=dsn, region_name=settings.aws_region)
+    from resources.redshift import RedshiftWindowsResource  # noqa: PLC0415  # imports the driver of dagster-aws
+
+    return RedshiftWindowsResource(
+        dsn=dsn, region_name=settings.aws_region, state_dsn=state_dsn, iam_role=settings.warehouse_iam_role
+    )
 
 
 def _spark(settings: Settings) -> SparkResource:

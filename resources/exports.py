@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-import boto3
 from botocore.config import Config
 
 from lockstep.exports.claims import LONGEST_BUILD_SECONDS, ClaimStore
@@ -25,7 +24,7 @@ from lockstep.kernel.errors import InvalidInput
 from lockstep.kernel.ids import SystemIds
 from lockstep.kernel.postgres import Pool, on_connect, pool
 from lockstep.kernel.settings import Settings, load_settings
-from resources.clients import CONNECT_TIMEOUT_SECONDS, MAX_ATTEMPTS
+from resources.clients import CONNECT_TIMEOUT_SECONDS, MAX_ATTEMPTS, aws_session
 
 _S3_SECONDS = 120  # completing a large upload takes the store a while
 
@@ -37,6 +36,7 @@ def export_limits(settings: Settings) -> Limits:
         max_attempts=settings.exports_max_attempts,
         reuse_window_days=settings.exports_reuse_window_days,
         private_webhooks=settings.exports_private_webhooks,
+        requests_per_minute=settings.exports_requests_per_minute,
     )
 
 
@@ -58,7 +58,10 @@ def state_pool(settings: Settings, *, application_name: str, max_size: int = 4) 
 
 
 def s3_client(region: str) -> Any:
-    """A client without checksums of its own: our sha256 already guards the bytes, and they cost a third of a PUT."""
+    """A client that hashes nothing by itself: every PUT carries our sha256, which the store checks.
+
+    Signing the body and a second checksum would read every byte twice more on each side, a third of a PUT.
+    """
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_SECONDS,
         read_timeout=_S3_SECONDS,
@@ -66,9 +69,10 @@ def s3_client(region: str) -> Any:
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         signature_version="s3v4",
+        s3={"payload_signing_enabled": False},
         max_pool_connections=16,
     )
-    return boto3.session.Session(region_name=region).client("s3", config=config)
+    return aws_session(region).client("s3", config=config)
 
 
 @contextmanager

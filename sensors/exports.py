@@ -24,6 +24,11 @@ CHUNKS_PER_CONNECTION = 100
 """So many chunks of a batch for each connection: enough to be worth a run, few enough to decide anew soon."""
 
 QUEUE_SECONDS = 15.0
+QUEUE_SECONDS_BEFORE_A_RUN = 1.0
+"""Messages can wait, a run that is about to start should not."""
+
+BATCH_TAG = "lockstep/export-batch"
+TASKS_TAG = "lockstep/export-tasks"
 
 
 @dg.sensor(
@@ -42,9 +47,10 @@ def export_chunks_sensor(context: dg.SensorEvaluationContext, sqs: SqsResource) 
     with state_pool(settings, application_name="lockstep-export-sensor") as state:
         claims = ClaimStore(state, owner="sensor", limits=export_limits(settings))
         reaped = claims.reap()
+        _follow_runs(context.instance, claims)
         free = settings.exports_connections - _tasks_in_flight(context.instance)
         batch = claims.reserve(free * CHUNKS_PER_CONNECTION) if free > 0 else None
-        _settle(context, sqs, claims)
+        _settle(context, sqs, claims, QUEUE_SECONDS_BEFORE_A_RUN if batch else QUEUE_SECONDS)
     if batch is None:
         return dg.SensorResult(skip_reason=f"nothing to start ({max(free, 0)} connections free, {reaped} reaped)")
     return dg.SensorResult(run_requests=[build_run_request(batch, free)])
@@ -58,7 +64,7 @@ def build_run_request(batch: Batch, free: int) -> dg.RunRequest:
     return dg.RunRequest(
         run_key=f"exports:{batch.batch_id}",
         run_config=dg.RunConfig(ops={CHUNKS_ASSET: config}),
-        tags={"lockstep/export-batch": batch.batch_id, "lockstep/export-tasks": str(tasks)},
+        tags={BATCH_TAG: batch.batch_id, TASKS_TAG: str(tasks)},
     )
 
 
@@ -72,14 +78,27 @@ def _tasks_in_flight(instance: dg.DagsterInstance) -> int:
         dg.DagsterRunStatus.CANCELING,
     ]
     runs = instance.get_runs(filters=dg.RunsFilter(job_name=export_chunks_job.name, statuses=alive), limit=100)
-    return sum(int(run.tags.get("lockstep/export-tasks", "1")) for run in runs)
+    return sum(int(run.tags.get(TASKS_TAG, "1")) for run in runs)
 
 
-def _settle(context: dg.SensorEvaluationContext, sqs: SqsResource, claims: ClaimStore) -> None:
+def _follow_runs(instance: dg.DagsterInstance, claims: ClaimStore) -> None:
+    """A run that waits in the queue keeps its chunks; what a run left behind that was killed is free again at once.
+
+    A batch that has no run belongs to a worker outside Dagster, or its request was lost: it expires by itself.
+    """
+    held = claims.batches()
+    if not held:
+        return
+    for run in instance.get_runs(filters=dg.RunsFilter(tags={BATCH_TAG: held})):
+        act = claims.release if run.is_finished else claims.extend
+        act(run.tags[BATCH_TAG])
+
+
+def _settle(context: dg.SensorEvaluationContext, sqs: SqsResource, claims: ClaimStore, seconds: float) -> None:
     client = sqs.get_client()
     try:
         url = client.get_queue_url(QueueName=WORK_QUEUE)["QueueUrl"]
-        report = ChunkQueue(client, url).settle(claims, seconds=QUEUE_SECONDS)
+        report = ChunkQueue(client, url).settle(claims, seconds=seconds)
         context.log.info("messages: %s", report)
     except Exception as error:  # messages are hints: without them work still moves, a little less tidily
         context.log.warning("messages not settled: %s", error)

@@ -23,7 +23,7 @@ from lockstep.kernel.errors import LockstepError
 from lockstep.kernel.settings import settings
 from lockstep.windows import rules
 from lockstep.windows.model import QUEUE_TABLE, QueueRow, WindowKind
-from lockstep.windows.store import WindowStore
+from lockstep.windows.sink import Sink
 from platform_assets.window_events import partition_of, window_partitions
 from platform_assets.windows import ATTEMPT_TAG, VaultNames
 from resources.aws import DynamoDBResource
@@ -101,9 +101,7 @@ def windows_sensor(
     return dg.SensorResult(run_requests=requests, cursor=str(cursor), skip_reason=skip)
 
 
-def look(
-    instance: dg.DagsterInstance, store: WindowStore, ledger: Any, vault: str, clock: Clock
-) -> dg.RunRequest | str:
+def look(instance: dg.DagsterInstance, store: Sink, ledger: Any, vault: str, clock: Clock) -> dg.RunRequest | str:
     """The run that a vault needs now, or why it needs none."""
     names, now = VaultNames(vault), clock.now()
     if instance.get_runs(dg.RunsFilter(tags={LANE_TAG: names.group}, statuses=_IN_FLIGHT), limit=1):

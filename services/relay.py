@@ -22,6 +22,8 @@ from lockstep.kernel.metrics import LedgerGauges, RelayMetrics, lease_readings, 
 from lockstep.kernel.postgres import Pool, pool
 from lockstep.kernel.relay import Relay
 from lockstep.kernel.settings import Settings
+from lockstep.ticks.silver.metrics import silver_readings
+from lockstep.ticks.silver.queue import TickQueue
 from resources.clients import aws_client
 from services import shell
 from services.checks import dynamodb_check, postgres_check, sqs_check
@@ -81,11 +83,13 @@ class RelayLoop:
 
     def _build(self, app: FastAPI, source: Pool, webhooks: httpx.Client) -> Relay:
         registry, region = app.state.registry, self._settings.aws_region
-        registry.register(LedgerGauges([*outbox_readings(source), *lease_readings(source)]))
+        sqs = aws_client("sqs", region=region)
+        silver = silver_readings(source, TickQueue(sqs), TickQueue.dead_letters(sqs))
+        registry.register(LedgerGauges([*outbox_readings(source), *lease_readings(source), *silver]))
         return Relay(
             source,
             {
-                "sqs": SqsDeliverer(aws_client("sqs", region=region)),
+                "sqs": SqsDeliverer(sqs),
                 "dynamodb": DynamoDeliverer(aws_client("dynamodb", region=region)),
                 "webhook": WebhookDeliverer(webhooks, sign=sign_for(ClientStore(source))),
             },

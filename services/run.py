@@ -48,5 +48,11 @@ def _port(current: Settings, name: str) -> int:
 
 
 def _secrets(current: Settings) -> list[SecretStr]:
-    found = (current.postgres_dsn, current.source_dsn, current.warehouse_dsn, current.vault_password)
+    found = (
+        current.postgres_dsn,
+        current.source_dsn,
+        current.warehouse_dsn,
+        current.vault_password,
+        current.ticks_keys,
+    )
     return [secret for secret in found if secret is not None]

@@ -40,7 +40,7 @@ def environment(settings: Settings, home: Home, ports: dict[str, int]) -> dict[s
         "LOCKSTEP_DAGSTER_URL": settings.dagster_url or f"http://{LOOPBACK}:{ports['dagster']}",
     }
     parts = _postgres(settings, home, ports) | _aws(settings, home, ports) | _spark(settings, ports)
-    return variables | parts | _vault_login(settings)
+    return variables | parts | _vault_login(settings) | _ticks_keys(settings, home)
 
 
 def adopt(settings: Settings, target: MutableMapping[str, str] = os.environ) -> bool:
@@ -144,3 +144,9 @@ def _vault_login(settings: Settings) -> dict[str, str]:
         "LOCKSTEP_VAULT_USER": settings.vault_user or "simulator",
         "LOCKSTEP_VAULT_PASSWORD": password.get_secret_value() if password else "simulator",
     }
+
+
+def _ticks_keys(settings: Settings, home: Home) -> dict[str, str]:
+    """What seals the secrets of tick projects: the user's keys, else one made for this home."""
+    given = settings.ticks_keys
+    return {"LOCKSTEP_TICKS_KEYS": given.get_secret_value() if given else home.credentials()["ticks_key"]}

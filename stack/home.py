@@ -5,6 +5,7 @@ Paths, chosen ports and generated credentials live here. No process is started h
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import secrets
@@ -114,20 +115,28 @@ class Home:
         """The passwords of the embedded parts: made once, readable by the owner only."""
         path = self.root / "credentials.json"
         if not path.exists():
-            made = {
-                "postgres_password": secrets.token_urlsafe(24),
-                "aws_access_key_id": "lockstep",  # DynamoDB Local takes letters and digits only
-                "aws_secret_access_key": secrets.token_hex(20),
-                "supervisor_password": secrets.token_hex(20),
-            }
-            write_atomically(path, json.dumps(made, indent=1), mode=0o600)
+            write_atomically(path, json.dumps(_made_credentials(), indent=1), mode=0o600)
         try:
-            return dict(json.loads(path.read_text()))
+            known = dict(json.loads(path.read_text()))
         except ValueError as error:
             raise InvalidInput(
                 f"{path} is damaged: {error}.",
                 next_step="restore it; without it the data cannot be opened and only `lockstep reset --yes` helps.",
             ) from error
+        complete = _made_credentials() | known
+        if complete.keys() != known.keys():  # a home of an earlier release: what it has stays, what is new is added
+            write_atomically(path, json.dumps(complete, indent=1), mode=0o600)
+        return complete
+
+
+def _made_credentials() -> dict[str, str]:
+    return {
+        "postgres_password": secrets.token_urlsafe(24),
+        "aws_access_key_id": "lockstep",  # DynamoDB Local takes letters and digits only
+        "aws_secret_access_key": secrets.token_hex(20),
+        "supervisor_password": secrets.token_hex(20),
+        "ticks_key": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),  # the shape of a Fernet key
+    }
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:

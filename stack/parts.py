@@ -248,7 +248,8 @@ def spark_configuration(site: Site) -> dict[str, str]:
     """Settings of the Connect server; every one that is not obvious has its reason beside it."""
     scratch = site.home.data("spark")
     configuration = {
-        "spark.master": "local[2]",
+        # More slots than cores: tasks that stream from a database to S3 wait as much as they compute.
+        "spark.master": "local[4]",
         "spark.driver.memory": site.settings.spark_memory,
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
@@ -266,6 +267,9 @@ def spark_configuration(site: Site) -> dict[str, str]:
         # The default of 50 makes every small Delta commit four to six times slower.
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # Everyone shares one server: the small jobs of a tick must not wait behind all tasks of a large one.
+        "spark.scheduler.mode": "FAIR",
+        "spark.scheduler.allocation.file": str(site.home.run / "fairscheduler.xml"),
     }
     return configuration | _s3a(site)
 
@@ -294,6 +298,10 @@ def _spark_prepare(site: Site) -> None:
         "appender.out.type = Console\nappender.out.name = out\nappender.out.target = SYSTEM_ERR\n"
         "appender.out.layout.type = PatternLayout\n"
         "appender.out.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex\n"
+    )
+    (site.home.run / "fairscheduler.xml").write_text(
+        '<?xml version="1.0"?>\n<allocations>\n'
+        '  <pool name="default"><schedulingMode>FAIR</schedulingMode></pool>\n</allocations>\n'
     )
     lines = [f"{name} {value}" for name, value in spark_configuration(site).items()]
     (site.home.run / "spark.conf").write_text("\n".join(lines) + "\n")

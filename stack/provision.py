@@ -32,6 +32,8 @@ MIGRATIONS = (
     ("lockstep.exports", "LOCKSTEP_POSTGRES_DSN"),
     ("lockstep.exports.demo", "LOCKSTEP_SOURCE_DSN"),
     ("lockstep.idempotency", "LOCKSTEP_POSTGRES_DSN"),
+    ("lockstep.ticks", "LOCKSTEP_POSTGRES_DSN"),
+    ("lockstep.ticks.silver", "LOCKSTEP_POSTGRES_DSN"),
 )
 
 
@@ -60,7 +62,7 @@ class Table:
 
 def buckets(site: Site) -> tuple[str, ...]:
     """The buckets of the platform."""
-    return (site.settings.lake_bucket, "raw-ddapi", site.settings.exports_bucket, "lockstep-ticks")
+    return (site.settings.lake_bucket, "raw-ddapi", site.settings.exports_bucket, site.settings.ticks_bucket)
 
 
 # A dead-letter queue keeps the original enqueue time, so it must retain for longer than its source.
@@ -97,7 +99,8 @@ def _postgres(site: Site) -> None:
                 with suppress(psycopg.errors.DuplicateDatabase):  # another starter was quicker
                     connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(database)))
     for package, variable in MIGRATIONS:
-        migrate(site.environment[variable], package)
+        if variable != "LOCKSTEP_WAREHOUSE_DSN" or site.settings.warehouse_dialect == "postgres":
+            migrate(site.environment[variable], package)  # a Redshift sink makes its control tables itself
 
 
 def _s3(site: Site) -> None:

@@ -42,7 +42,7 @@ class Simulator:
 def running_simulator(home: Path) -> Iterator[Simulator]:
     """Serve until the block ends."""
     app = vault.create_app(load_settings(home=home))
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False)
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False, timeout_keep_alive=600)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

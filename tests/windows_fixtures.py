@@ -37,8 +37,9 @@ def new_lane(warehouse: str, stack: Any) -> Iterator[Callable[..., LaneUnderTest
 
     def make(**options: Any) -> LaneUnderTest:
         begun = options.pop("begun", True)
+        lane_type, dsn = options.pop("lane_type", LaneUnderTest), options.pop("dsn", warehouse)
         world = World(s3, "raw-ddapi", dynamodb, options.pop("table", "ddapi_queue"), vault=new_vault(), **options)
-        made.append(LaneUnderTest(warehouse, world))
+        made.append(lane_type(dsn, world))
         if begun:
             made[-1].open()
         return made[-1]

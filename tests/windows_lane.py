@@ -13,9 +13,11 @@ import psycopg
 from lockstep.kernel import postgres
 from lockstep.kernel.retry import RetryPolicy
 from lockstep.windows.ledger import WindowLedger
+from lockstep.windows.places import Place, PostgresPlace
 from lockstep.windows.prepare import Preparer
+from lockstep.windows.sink import Sink
 from lockstep.windows.store import Applied, WindowStore
-from lockstep.windows.worker import DrainPolicy, WindowWorker
+from lockstep.windows.worker import DrainPolicy, Outside, WindowWorker
 from resources.clients import aws_client
 from tests.windows_world import World, expected, warehouse_rows
 
@@ -30,7 +32,7 @@ class LaneUnderTest:
 
     dsn: str
     world: World
-    stores: list[WindowStore] = field(default_factory=list)
+    stores: list[Sink] = field(default_factory=list)
 
     @property
     def vault(self) -> str:
@@ -39,15 +41,22 @@ class LaneUnderTest:
     def connect(self) -> Callable[[], Any]:
         return partial(postgres.connect, self.dsn, application_name="windows-test")
 
-    def worker(self, policy: DrainPolicy = QUICK, *, spark: Callable[[], Any] | None = None) -> WindowWorker:
-        open_s3 = partial(aws_client, "s3", region="us-east-1")
-        preparer = Preparer(self.world.s3, spark, connect=self.connect(), open_s3=open_s3, bucket=self.world.bucket)
+    def worker(
+        self, policy: DrainPolicy = QUICK, *, spark: Callable[[], Any] | None = None, outside: Outside | None = None
+    ) -> WindowWorker:
+        preparer = Preparer(self.place(), spark, open_s3=open_s3(), bucket=self.world.bucket)
         ledger = WindowLedger(self.world.dynamodb, self.world.table)
-        return WindowWorker(self.store(), ledger, preparer, connect=self.connect(), policy=policy)
+        return WindowWorker(self.store(), ledger, preparer, policy=policy, outside=outside)
 
-    def store(self) -> WindowStore:
-        self.stores.append(WindowStore(self.connect()))
+    def place(self) -> Place:
+        return PostgresPlace(self.connect())
+
+    def store(self) -> Sink:
+        self.stores.append(self.new_store())
         return self.stores[-1]
+
+    def new_store(self) -> Sink:
+        return WindowStore(self.connect())
 
     def open(self) -> LaneUnderTest:
         """Begin the chain at the world's start, as a full load of an empty vault would."""
@@ -75,6 +84,10 @@ class LaneUnderTest:
     def warehouse(self, query: str, *values: Any) -> list[Any]:
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             return connection.execute(query.encode(), values).fetchall()
+
+
+def open_s3() -> Callable[[], Any]:
+    return partial(aws_client, "s3", region="us-east-1")
 
 
 def new_vault() -> str:

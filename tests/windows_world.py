@@ -72,6 +72,8 @@ class World:
     vault: str = "v1"
     start: datetime = START
     seed: int = 1
+    fraction: int = 11
+    """Most digits after the point of a number."""
     columns: dict[str, dict[str, tuple[str, int]]] = field(
         default_factory=lambda: {name: dict(columns) for name, columns in COLUMNS.items()}
     )
@@ -200,7 +202,7 @@ class World:
         if pick.random() < 0.15:
             return None
         if kind == "Number":
-            return str(Decimal(pick.randrange(10**22)) / Decimal(10 ** pick.randrange(12)))
+            return str(Decimal(pick.randrange(10**22)) / Decimal(10 ** pick.randrange(self.fraction + 1)))
         if kind == "Date":
             return f"2025-{pick.randrange(1, 13):02}-{pick.randrange(1, 29):02}"
         if kind == "Boolean":

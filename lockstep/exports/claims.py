@@ -36,9 +36,9 @@ from lockstep.kernel.logs import redact_text
 from lockstep.kernel.outbox import Message, Outbox
 from lockstep.kernel.postgres import Connection, Pool, transaction
 
-LEASE_SECONDS = 60.0
-BEAT_SECONDS = 10.0
-RESERVE_SECONDS = 180.0
+LEASE_SECONDS = 30.0
+BEAT_SECONDS = 5.0
+RESERVE_SECONDS = 90.0
 LONGEST_BUILD_SECONDS = 3600.0
 _MOST_JOBS = 200
 _LONGEST_ERROR = 1000
@@ -77,10 +77,9 @@ UPDATE exports.job_chunk SET reserved_until = clock_timestamp() + make_interval(
  WHERE batch_id = %s AND status = 'PENDING'"""
 _RELEASE = """
 UPDATE exports.job_chunk SET batch_id = NULL, reserved_until = NULL WHERE batch_id = %s AND status = 'PENDING'"""
-_RESERVED = """
-SELECT count(*) FROM exports.job_chunk
- WHERE batch_id IS NOT NULL AND status = 'PENDING' AND reserved_until > clock_timestamp()"""
-_RUNNING = "SELECT count(*) FROM exports.job_chunk WHERE status = 'RUNNING'"
+_BATCHES = """
+SELECT DISTINCT batch_id FROM exports.job_chunk
+ WHERE batch_id IS NOT NULL AND status = 'PENDING' AND reserved_until > clock_timestamp() LIMIT %s"""
 
 # The single-flight index has the last word; NOT EXISTS only avoids running into it. The attempts are checked here
 # too: a crash never runs the error path, so the claim is the only place that always sees the number.
@@ -295,10 +294,10 @@ class ClaimStore:
         with transaction(self._source, what="releasing a batch") as connection:
             return connection.execute(_RELEASE, (batch_id,)).rowcount
 
-    def in_hand(self) -> int:
-        """Chunks that run or are reserved, for the connection budget."""
-        with transaction(self._source, what="counting chunks in hand") as connection:
-            return _number(connection, _RESERVED) + _number(connection, _RUNNING)
+    def batches(self, limit: int = 200) -> list[str]:
+        """Batches with chunks that wait for their run or worker."""
+        with transaction(self._source, what="reading batches") as connection:
+            return [str(batch) for (batch,) in connection.execute(_BATCHES, (limit,))]
 
     def claim(self, batch_id: str) -> Claim | None:
         """Take the next chunk of a batch; the attempt is counted now. None: nothing is left to take."""
@@ -583,11 +582,6 @@ def _fence(claim: Claim) -> dict[str, Any]:
 
 def _clean(error: str) -> str:
     return redact_text(error.replace("\x00", ""))[:_LONGEST_ERROR]
-
-
-def _number(connection: Connection, statement: str) -> int:
-    row = connection.execute(statement.encode()).fetchone()
-    return int(row[0]) if row else 0
 
 
 def _lost(claim: Claim) -> LostClaim:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 IDLE_SECONDS = 1.0
+PATIENCE_SECONDS = 45.0
+"""How long a Spark task waits for a state database that is away before it gives its place back."""
+
 REAP_SECONDS = 5.0
 BATCH = 8
 
@@ -140,8 +143,25 @@ def work_partition(batches: Iterator[Any], batch_id: str, opener: str) -> Iterat
     for _ in batches:  # the input only says that there is a task
         pass
     with Opener(opener)() as worker:
-        tally = worker.work(batch_id)
+        tally = work_patiently(worker, batch_id)
     yield pa.RecordBatch.from_pydict({"tally": [json.dumps(tally.as_dict())]})
+
+
+def work_patiently(worker: Worker, batch_id: str, *, clock: Clock | None = None) -> Tally:
+    """Work off a batch through a short absence of the state database: a restart must not cost the whole run."""
+    clock, tally = clock or SystemClock(), Tally()
+    deadline = clock.monotonic() + PATIENCE_SECONDS
+    while True:
+        done = tally.built + tally.reused
+        try:
+            return worker.work(batch_id, tally=tally)
+        except Transient as error:
+            if tally.built + tally.reused > done:
+                deadline = clock.monotonic() + PATIENCE_SECONDS
+            if clock.monotonic() >= deadline:
+                raise
+            _log.warning("task waits", batch=batch_id, error=str(error))
+            clock.sleep(IDLE_SECONDS * 2)
 
 
 def _started(context: Any, entry: Callable[..., None]) -> Any:

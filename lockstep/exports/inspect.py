@@ -24,13 +24,20 @@ MANIFESTS = "_manifests"
 _MOST_FILES = 2000
 
 _NAMED = "SELECT job_id, chunk_key FROM exports.job_chunk WHERE batch_id = %s"
-_OUTCOMES = """
-SELECT c.job_id, c.key || '|' || to_char(c.effective_date, 'YYYYMMDD') AS partition, c.status = 'DONE' AS done,
-       coalesce(c.row_count, 0) AS rows, coalesce(c.bytes, 0) AS bytes, coalesce(c.sha256, '') AS sha256,
-       coalesce(c.s3_object_key, '') AS object_key, c.reused
-  FROM exports.job_chunk AS c
+_OUTCOME_COLUMNS = """
+c.job_id, c.key || '|' || to_char(c.effective_date, 'YYYYMMDD') AS partition, c.status,
+coalesce(c.row_count, 0) AS rows, coalesce(c.bytes, 0) AS bytes, coalesce(c.sha256, '') AS sha256,
+coalesce(c.s3_object_key, '') AS object_key, c.reused, coalesce(c.error_message, '') AS error"""
+_OUTCOMES = f"""
+SELECT {_OUTCOME_COLUMNS} FROM exports.job_chunk AS c
   JOIN unnest(%s::text[], %s::text[]) AS p (job_id, chunk_key) ON p.job_id = c.job_id AND p.chunk_key = c.chunk_key
- ORDER BY 2"""
+ ORDER BY 2"""  # noqa: S608
+# The chunk that built each of the newest files; one that only reused it would tell the same bytes.
+_NEWEST_OUTCOMES = f"""
+SELECT {_OUTCOME_COLUMNS} FROM exports.job_chunk AS c
+  JOIN (SELECT file_id, generation FROM exports.file_cache ORDER BY last_generated_at DESC LIMIT %s) AS f
+    ON f.file_id = c.file_id AND f.generation = c.generation
+ WHERE c.status = 'DONE' AND NOT c.reused"""  # noqa: S608
 _FAILED = """
 SELECT c.job_id, c.chunk_key FROM exports.job_chunk AS c JOIN exports.job AS j USING (job_id)
  WHERE c.status = 'FAILED' AND j.status IN ('FAILED', 'IN_PROGRESS') ORDER BY 1, 2 LIMIT 1000"""
@@ -39,8 +46,11 @@ SELECT file_id, effective_date, s3_object_key AS object_key, schema_version, eta
   FROM exports.file_cache ORDER BY last_generated_at DESC LIMIT %s"""
 _NAMES = "SELECT s3_object_key FROM exports.file_cache WHERE s3_object_key = ANY(%s)"
 _RECENT = """
-SELECT DISTINCT key || '|' || to_char(effective_date, 'YYYYMMDD') FROM exports.file_cache
- WHERE last_generated_at >= %s"""
+SELECT key || '|' || to_char(effective_date, 'YYYYMMDD') FROM exports.file_cache
+ WHERE last_generated_at >= %(since)s
+ UNION
+SELECT key || '|' || to_char(effective_date, 'YYYYMMDD') FROM exports.job_chunk
+ WHERE status = 'FAILED' AND completed_at >= %(since)s"""
 _FINISHED = """
 SELECT job_id, completed_at FROM exports.job WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED') AND completed_at > %s
  ORDER BY number DESC LIMIT 500"""
@@ -53,12 +63,13 @@ class Outcome:
 
     job_id: str
     partition: str
-    done: bool
+    status: ChunkStatus
     rows: int
     bytes: int
     sha256: str
     object_key: str
     reused: bool
+    error: str
 
 
 def chunks_of_batch(source: Pool | Connection, batch_id: str) -> list[tuple[str, str]]:
@@ -74,6 +85,15 @@ def outcomes(source: Pool | Connection, named: Sequence[tuple[str, str]]) -> lis
         connection.cursor(row_factory=class_row(Outcome)) as cursor,
     ):
         return cursor.execute(_OUTCOMES, ([job for job, _ in named], [chunk for _, chunk in named])).fetchall()
+
+
+def newest_outcomes(source: Pool | Connection, limit: int) -> list[Outcome]:
+    """The newest files, each by the chunk that built it."""
+    with (
+        transaction(source, what="reading new files") as connection,
+        connection.cursor(row_factory=class_row(Outcome)) as cursor,
+    ):
+        return cursor.execute(_NEWEST_OUTCOMES, (limit,)).fetchall()
 
 
 def failed_chunks(source: Pool | Connection) -> list[tuple[str, str]]:
@@ -95,9 +115,9 @@ def present_names(objects: ObjectStore, files: Sequence[CachedFile]) -> set[str]
 
 
 def recent_partitions(source: Pool | Connection, since: datetime) -> set[str]:
-    """Partitions whose file was made after this."""
+    """Partitions whose file was made after this, and those that failed since: a person must be able to choose them."""
     with transaction(source, what="reading partitions") as connection:
-        return {str(name) for (name,) in connection.execute(_RECENT, (since,))}
+        return {str(name) for (name,) in connection.execute(_RECENT, {"since": since})}
 
 
 def orphans(source: Pool | Connection, objects: ObjectStore, place: Place, *, older_than: datetime) -> list[str]:
@@ -127,7 +147,7 @@ def write_manifests(source: Pool | Connection, jobs: JobStore, objects: ObjectSt
         if (written := there.get(f"{prefix}{job}.json")) is None or written < ended.replace(microsecond=0)
     ]
     for job in missing:
-        objects.put(f"{prefix}{job}.json", json.dumps(manifest(jobs, job), indent=1).encode(), "application/json")
+        objects.put_keyed(f"{prefix}{job}.json", json.dumps(manifest(jobs, job), indent=1, sort_keys=True).encode())
     return missing
 
 

@@ -78,6 +78,7 @@ class Limits:
     reuse_window_days: int = 7
     max_body_bytes: int = 8 * 1024 * 1024
     private_webhooks: bool = False
+    requests_per_minute: int = 1200
 
 
 @dataclass(frozen=True)

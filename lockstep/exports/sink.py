@@ -10,25 +10,29 @@ attempt's object to the stable name would write every byte twice, and S3Proxy ig
 
 from __future__ import annotations
 
+import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import islice
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from lockstep.exports.model import CachedFile, Format
+from lockstep.idempotency import keyed
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.deliver import as_aws_error
 from lockstep.kernel.errors import Terminal, Transient
 from lockstep.kernel.logs import get_logger
 
 PART_BYTES = 8 * 1024 * 1024
-_LIST_FROM = 4  # from so many files of one folder on, one listing is cheaper than asking for each
+_LIST_FROM = 4  # from so many files of one day or month on, one listing is cheaper than asking for each
+_WORTH_LISTING = 30  # an entry of a listing costs a thirtieth of a question
 _LOOKERS = 8
 _CHANGED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409"})
+_DAMAGED = frozenset({"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"})
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound", "NoSuchUpload"})
 _CONTENT_TYPES = {
     Format.CSV: "text/csv; charset=utf-8",
@@ -80,21 +84,17 @@ class ObjectStore:
 
     def present(self, files: Sequence[CachedFile]) -> set[str]:
         """The ids of those files whose object is there with the recorded tag and size."""
-        folders = groupby(sorted(files, key=_object_key), key=lambda one: _folder(one.object_key))
+        days, rest = _grouped(files, lambda one: _folder(one.object_key))
+        months, rest = _grouped(rest, lambda one: _folder(_folder(one.object_key)[:-1]))
         found: set[str] = set()
-        singles: list[CachedFile] = []
         with ThreadPoolExecutor(_LOOKERS, thread_name_prefix="look") as looking:
-            listings = []
-            for folder, members in folders:
-                group = list(members)
-                if len(group) >= _LIST_FROM:
-                    listings.append(looking.submit(self._listed, folder, group))
-                else:
-                    singles += group
-            tags = looking.map(lambda one: self.etag(one.object_key), singles)
-            found |= {one.file_id for one, tag in zip(singles, tags, strict=True) if tag == one.etag}
+            listings = [looking.submit(self._listed, *group) for group in (*days.items(), *months.items())]
             for listing in listings:
-                found |= listing.result()
+                there, unseen = listing.result()
+                found |= there
+                rest += unseen
+            tags = looking.map(lambda one: self.etag(one.object_key), rest)
+            found |= {one.file_id for one, tag in zip(rest, tags, strict=True) if tag == one.etag}
         return found
 
     def names(self, prefix: str) -> Iterable[dict[str, Any]]:
@@ -118,12 +118,13 @@ class ObjectStore:
         except BotoCoreError as error:
             raise _down(error) from error
 
-    def put(self, object_key: str, data: bytes, content_type: str) -> None:
-        """Write a small object that is no export file."""
-        try:
-            self._client.put_object(Bucket=self._bucket, Key=object_key, Body=data, ContentType=content_type)
-        except (ClientError, BotoCoreError) as error:
-            raise _down(error) from error
+    def put_keyed(self, object_key: str, data: bytes) -> bool:
+        """Write a small object named by its unit; whether anything changed.
+
+        The block of keyed idempotency: the same bytes again change nothing, and others take the place of exactly
+        those that were read just now, so a writer that was overtaken raises `LostClaim` and replaces nothing.
+        """
+        return keyed.put_keyed(self._client, bucket=self._bucket, key=object_key, body=data, replace=True).written
 
     def delete(self, object_key: str) -> None:
         """Remove an object."""
@@ -153,9 +154,13 @@ class ObjectStore:
         }
         return str(self._client.generate_presigned_url("get_object", Params=parameters, ExpiresIn=seconds))
 
-    def _listed(self, folder: str, files: Sequence[CachedFile]) -> set[str]:
-        there = {one["Key"]: (one["ETag"], one["Size"]) for one in self.names(folder)}
-        return {one.file_id for one in files if there.get(one.object_key) == (one.etag, one.bytes)}
+    def _listed(self, folder: str, files: list[CachedFile]) -> tuple[set[str], list[CachedFile]]:
+        """Those that a listing shows as recorded, and those that it did not come to: a crowded folder is left early."""
+        listing = list(islice(self.names(folder), _WORTH_LISTING * len(files)))
+        there = {one["Key"]: (one["ETag"], one["Size"]) for one in listing}
+        cut = listing[-1]["Key"] if len(listing) == _WORTH_LISTING * len(files) else None
+        unseen = [one for one in files if cut is not None and one.object_key > cut]
+        return {one.file_id for one in files if there.get(one.object_key) == (one.etag, one.bytes)}, unseen
 
 
 class Upload:
@@ -192,7 +197,8 @@ class Upload:
     def publish(self, *, seen: str | None) -> Stored:
         """Make the object visible under its name, if the name still holds `seen` (None: nothing).
 
-        Raises `NameMoved` if it holds something else; nothing is changed then.
+        The store compares what arrived with our hash before it shows anything. Raises `NameMoved` if the name holds
+        something else; nothing is changed then.
         """
         condition = {"IfMatch": seen} if seen else {"IfNoneMatch": "*"}
         try:
@@ -224,14 +230,22 @@ class Upload:
             number, body = len(self._parts) + 1, b"".join(self._waiting)
             self._waiting.clear()
             self._size = 0
-            sent = self._client.upload_part(**self._where, UploadId=self._upload_id, PartNumber=number, Body=body)
+            # The whole file's sha256 is not known yet; this is the check that every store does for a part.
+            digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+            sent = self._client.upload_part(
+                **self._where, UploadId=self._upload_id, PartNumber=number, Body=body, ContentMD5=digest
+            )
         except (ClientError, BotoCoreError) as error:
             raise _down(error) from error
         self._parts.append({"PartNumber": number, "ETag": sent["ETag"]})
 
     def _put(self, condition: dict[str, str]) -> Stored:
-        body = b"".join(self._waiting)
-        return _stored(self._client.put_object(**self._where, Body=body, ContentType=self._type, **condition))
+        body, digest = b"".join(self._waiting), base64.b64encode(self._hash.digest()).decode()
+        return _stored(
+            self._client.put_object(
+                **self._where, Body=body, ContentType=self._type, ChecksumSHA256=digest, **condition
+            )
+        )
 
     def _complete(self, condition: dict[str, str]) -> Stored:
         if self._waiting:
@@ -239,6 +253,7 @@ class Upload:
         answer = self._client.complete_multipart_upload(
             **self._where, UploadId=self._upload_id, MultipartUpload={"Parts": self._parts}, **condition
         )
+        self._upload_id = None  # nothing is left to abort
         return _stored(answer)
 
 
@@ -251,6 +266,8 @@ def _code(error: ClientError) -> str:
 
 
 def _down(error: Exception) -> Transient | Terminal:
+    if isinstance(error, ClientError) and _code(error) in _DAMAGED:
+        return Transient("the bytes arrived damaged and were refused.", next_step="they are sent again.")
     known = as_aws_error(error)
     return (
         StoreDown(known.what, next_step="the store is asked again after a pause.")
@@ -259,8 +276,15 @@ def _down(error: Exception) -> Transient | Terminal:
     )
 
 
-def _object_key(one: CachedFile) -> str:
-    return one.object_key
+def _grouped(
+    files: Iterable[CachedFile], folder: Callable[[CachedFile], str]
+) -> tuple[dict[str, list[CachedFile]], list[CachedFile]]:
+    """Files by folder where a listing is worth it, and the others."""
+    groups: dict[str, list[CachedFile]] = {}
+    for one in files:
+        groups.setdefault(folder(one), []).append(one)
+    worth = {name: group for name, group in groups.items() if len(group) >= _LIST_FROM}
+    return worth, [one for name, group in groups.items() if name not in worth for one in group]
 
 
 def _folder(object_key: str) -> str:

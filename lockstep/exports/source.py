@@ -17,10 +17,14 @@ from psycopg import pq, sql
 from lockstep.exports.dialect import DIALECT, Column, copy_statement
 from lockstep.exports.model import Format, FormulaGuard
 from lockstep.kernel.errors import Terminal, Transient
+from lockstep.kernel.logs import get_logger
 from lockstep.kernel.postgres import Connection, translated
+
+_log = get_logger(__name__)
 
 FUNCTION = "export_rows"
 _FLUSH = 256 * 1024
+_CANCEL_SECONDS = 3.0
 # Values must be spelled the same on every server and for every role, whatever their defaults are.
 _SPELLING = """
 SET TimeZone TO 'UTC';
@@ -51,6 +55,7 @@ class SourceSession:
         self._connection: Connection | None = None
         self._columns: tuple[Column, ...] = ()
         self._version = ""
+        self._interrupted = False
         self.rows = 0
 
     @property
@@ -93,6 +98,17 @@ class SourceSession:
             if not finished:
                 self.close()
 
+    def interrupt(self) -> None:
+        """End the statement that another thread waits for, if there is one; it fails with 57014."""
+        connection = self._connection
+        if connection is None:
+            return
+        self._interrupted = True
+        try:
+            connection.cancel_safe(timeout=_CANCEL_SECONDS)
+        except psycopg.Error as error:
+            _log.warning("statement not interrupted", error=str(error))
+
     def close(self) -> None:
         """Drop the connection; the next use opens a new one."""
         if self._connection is not None:
@@ -100,6 +116,9 @@ class SourceSession:
             self._connection = None
 
     def _open(self) -> Connection:
+        if self._interrupted:  # a cancel that came late would end the next statement on the same connection
+            self._interrupted = False
+            self.close()
         if self._connection is not None and not self._connection.closed:
             return self._connection
         try:

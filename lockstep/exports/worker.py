@@ -45,6 +45,7 @@ class Pulse:
 
     `check` is called by the build between pieces: it raises `LostClaim` or `Cancelled`. When beats fail for the
     whole lease, somebody else may own the chunk, so that counts as lost too; the fence has the last word anyway.
+    A build that waits for its first row never comes to `check`, so what it waits for is interrupted.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Pulse:
         self._alive_until = 0.0
         self._claim: Claim | None = None
         self._error: LockstepError | None = None
+        self._interrupt: Callable[[], None] = _nothing
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="exports pulse", daemon=True)
@@ -75,10 +77,16 @@ class Pulse:
         self._stop.set()
         self._thread.join(timeout=self._every)
 
-    def hold(self, claim: Claim | None) -> None:
-        """Beat for this chunk from now on; None: for none."""
+    @property
+    def told(self) -> LockstepError | None:
+        """Why the chunk in hand must not go on; None while it may."""
+        return self._error
+
+    def hold(self, claim: Claim | None, *, interrupt: Callable[[], None] | None = None) -> None:
+        """Beat for this chunk from now on; None: for none. `interrupt` ends what the build waits for."""
         with self._lock:
             self._claim, self._error, self.rows = claim, None, 0
+            self._interrupt = interrupt or _nothing
             self._alive_until = self._clock.monotonic() + self._lease
 
     def check(self) -> None:
@@ -104,8 +112,11 @@ class Pulse:
             _log.warning("heartbeat failed", chunk=claim.unit, error=str(error))
             return
         with self._lock:
-            if self._claim is claim:
-                self._error, self._alive_until = outcome, asked_at + self._lease
+            if self._claim is not claim:
+                return
+            self._error, self._alive_until = outcome, asked_at + self._lease
+            if outcome is not None:
+                self._interrupt()
 
     def _run(self) -> None:
         while not self._stop.wait(self._every):
@@ -132,9 +143,9 @@ class Worker:
         self._place = place
         self._limits = limits or Limits()
 
-    def work(self, batch_id: str, *, stop: Callable[[], bool] = lambda: False) -> Tally:
-        """Take chunks of a batch until none is left to take, or until `stop`."""
-        tally = Tally()
+    def work(self, batch_id: str, *, stop: Callable[[], bool] = lambda: False, tally: Tally | None = None) -> Tally:
+        """Take chunks of a batch until none is left to take, or until `stop`. `tally` is added to, if given."""
+        tally = Tally() if tally is None else tally
         try:
             tally.reused += self.reuse(batch_id)
         except (SourceDown, StoreDown) as error:
@@ -161,7 +172,7 @@ class Worker:
 
     def _one(self, claim: Claim, tally: Tally) -> bool:
         """One chunk to its end, whatever that is. False: stop, a part is down."""
-        self._pulse.hold(claim)
+        self._pulse.hold(claim, interrupt=self._source.interrupt)
         try:
             receipt, attached = self._build(claim)
         except LostClaim as error:
@@ -169,7 +180,8 @@ class Worker:
             tally.lost += 1
             return True
         except LockstepError as error:
-            return self._failed(claim, error, tally)
+            # An interrupted build ends with the error of its statement; what the pulse was told is the cause.
+            return self._failed(claim, self._pulse.told or error, tally)
         except Exception as error:  # a bug must not leave the chunk to the reaper without a word
             _log.exception("chunk failed unexpectedly", chunk=claim.unit)
             return self._failed(claim, Transient(f"unexpected: {error!r}", unit=claim.unit), tally)
@@ -231,6 +243,9 @@ class Worker:
         return receipt, publication.attached
 
     def _failed(self, claim: Claim, error: LockstepError, tally: Tally) -> bool:
+        if isinstance(error, LostClaim):
+            tally.lost += 1
+            return True
         outage = isinstance(error, SourceDown | StoreDown)
         decision = rules.after_failure(
             attempts=claim.attempts,
@@ -258,6 +273,9 @@ class Worker:
         part = "source" if isinstance(error, SourceDown) else "s3"
         _log.warning("breaker opened", part=part, error=str(error))
         self._claims.trip(part, str(error))
+
+
+def _nothing() -> None: ...
 
 
 def _may_reuse(one: ReuseCandidate, version: str) -> bool:

@@ -74,6 +74,27 @@ def clean_delta(spark: SparkSession, dataset: DeltaDataset, day: date, *, run: s
         return int(spark.sql(statement).collect()[0]["num_affected_rows"])
 
 
+def forget_delta(spark: SparkSession, path: str, day: str, *, before: object, run: str) -> int:
+    """Remove every partition whose `day` is before that value from a table; return how many files went.
+
+    For tables that are partitioned by day without units of this module. Only the log is written: no file is read or
+    rewritten, whatever its size. The bytes go with the table's next VACUUM.
+
+    Raises:
+        Refused: `day` is no partition column, so rows would have to be rewritten. Nothing was changed.
+    """
+    detail = spark.sql(f"DESCRIBE DETAIL {delta.quoted(path)}").collect()[0]
+    if day not in detail["partitionColumns"]:
+        raise Refused(f"{day} is no partition column. Nothing was changed.", unit=path)
+    crash_point("cleaner.delta.before_forget")
+    with delta.commit_as(spark, delta.stamp("cleaner", run=run, before=str(before))):
+        condition = f"{delta.column(day)} < {delta.literal(before)}"
+        spark.sql(f"DELETE FROM {delta.quoted(path)} WHERE {condition}").collect()  # noqa: S608
+    newest = delta.history(spark, path, limit=1)[0]
+    ours = newest.stamp is not None and newest.stamp.get("run") == run
+    return int(newest.metrics.get("numRemovedFiles", 0)) if ours else 0
+
+
 def freeze_delta(spark: SparkSession, dataset: DeltaDataset, *, before: date, into: Grain, run: str) -> list[Unit]:
     """Merge neighbouring units that ended before a day, and refuse loads before that day from now on."""
     table = delta.quoted(dataset.path)

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from lockstep.kernel.ids import IdSource
 
 # Two session settings would turn the check off or change what is replaced; the block does not inherit them.
+_DATA_COLUMNS = "spark.databricks.delta.replaceWhere.dataColumns.enabled"
 _SAFE_SETTINGS = {
     "spark.databricks.delta.replaceWhere.constraintCheck.enabled": "true",
-    "spark.databricks.delta.replaceWhere.dataColumns.enabled": "true",
+    _DATA_COLUMNS: "true",
 }
 _RECENT_COMMITS = 20
 _NOTE = ".base.json"
@@ -67,6 +68,37 @@ def overwrite_delta(
     Raises:
         OutsideUnit: A row of `frame` belongs to another unit.
     """
+    predicate = write_unit(spark, path, frame, unit, run=run, partition_by=partition_by)
+    return _outcome(spark, path, run, predicate)
+
+
+def write_unit(
+    spark: SparkSession,
+    path: str,
+    frame: DataFrame,
+    unit: Mapping[str, object] | str,
+    *,
+    run: str,
+    partition_by: Sequence[str] = (),
+    aligned: bool = False,
+    options: Mapping[str, str] | None = None,
+) -> str:
+    """The write of `overwrite_delta` alone, for a caller that finds its commit in the log itself.
+
+    Args:
+        spark: The session.
+        path: The table.
+        frame: All rows of the unit.
+        unit: Column values or a predicate.
+        run: Who writes; the caller recognises its commit by it.
+        partition_by: Partition columns when the table is made.
+        aligned: The predicate names partition columns only. Whole files are then replaced without a scan; Delta
+            refuses a predicate on other columns.
+        options: Further options of Delta's writer, such as `mergeSchema` or `txnAppId`.
+
+    Returns:
+        The predicate under which the unit was replaced, as the commit carries it.
+    """
     predicate = unit if isinstance(unit, str) else delta.equality(unit)
     if not predicate.strip():
         raise InvalidInput("a unit needs a predicate.", unit=path, next_step="name the columns and values to replace.")
@@ -74,14 +106,16 @@ def overwrite_delta(
     writer = (
         frame.write.format("delta")
         .mode("overwrite")
+        .options(**(options or {}))
         .option("replaceWhere", predicate)
         .option("userMetadata", delta.stamp("overwrite", run=run, unit=predicate))
         .partitionBy(*partition_by)
     )
-    with _settings(spark, _SAFE_SETTINGS), _outside_unit(path, predicate):
+    wanted = {**_SAFE_SETTINGS, _DATA_COLUMNS: str(not aligned).lower()}
+    with _settings(spark, wanted), _outside_unit(path, predicate):
         writer.save(path)
     crash_point("overwrite.delta.after_commit")
-    return _outcome(spark, path, run, predicate)
+    return predicate
 
 
 @contextmanager

@@ -54,6 +54,10 @@ class Refused(Terminal):
         self.reason = refusal.reason
 
 
+class MarkMissing(Terminal):
+    """The merge left no commit: this Spark drops marks, or Delta took the commit for one that it has seen before."""
+
+
 class Outcome(NamedTuple):
     """What was done, and the version that now holds the run."""
 
@@ -96,6 +100,23 @@ def run_merge(table: VersionedTable, run: Run) -> Outcome:
     version = table.merge(run, first=decision.first)
     crash_point("idempotency.stateful.after_merge")
     return Outcome(decision, version)
+
+
+def run_forward(table: VersionedTable, run: Run) -> Outcome:
+    """Merge the next run of a lane that only moves forward, without looking at the whole history.
+
+    For a caller that holds the lane and whose own ledger says that `run.previous` is the newest run in the table. The
+    table may show its latest commits only, so the cost does not grow with the history. The commit carries the same mark
+    as one of `run_merge`: a later replay finds its way back over it.
+    """
+    latest = table.history(run)
+    for commit in latest.commits:
+        if commit.mark is not None and (commit.mark.execution, commit.mark.request) == (run.execution, run.request):
+            return Outcome(Done(commit.version), commit.version)
+    first = run.previous is None
+    version = table.merge(run, first=first)
+    crash_point("idempotency.stateful.after_forward_merge")
+    return Outcome(Proceed(first), version)
 
 
 def allowed(decision: Decision, run: Run) -> Proceed | Restore | Done:
@@ -199,7 +220,7 @@ class DeltaTable:
         commits = self._commits(run)
         version = next((commit.version for commit in reversed(commits) if commit.mark == mark), None)
         if version is None:
-            raise Terminal(
+            raise MarkMissing(
                 "the merge left no commit with its mark.",
                 unit=f"{run.pipeline} {run.execution}",
                 next_step=f"see that this Spark honours {_RECORD_EMPTY}=false and userMetadata; then run it again.",

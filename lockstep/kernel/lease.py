@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from lockstep.kernel.clock import Clock, SystemClock
-from lockstep.kernel.errors import InvalidInput, LostClaim, Transient
+from lockstep.kernel.errors import InvalidInput, LostClaim
 from lockstep.kernel.logs import get_logger
-from lockstep.kernel.postgres import Connection, translated
+from lockstep.kernel.postgres import Connection, OwnConnection, translated
 
 _log = get_logger(__name__)
 
@@ -52,6 +52,9 @@ _RELEASE = """
 UPDATE kernel.lease SET owner = NULL, lease_until = clock_timestamp()
  WHERE lane = %(lane)s AND owner = %(owner)s AND fence = %(fence)s
 RETURNING lane"""
+_HOLDER = """
+SELECT owner, lease_until, lease_until > clock_timestamp() FROM kernel.lease
+ WHERE lane = %(lane)s AND owner IS NOT NULL"""
 _GUARD = """
 SELECT 1 FROM kernel.lease
  WHERE lane = %(lane)s AND owner = %(owner)s AND fence = %(fence)s
@@ -70,15 +73,10 @@ class Lease:
 
 
 class LeaseStore:
-    """Leases in the table `kernel.lease`. Thread-safe; owns one connection and reopens it when it breaks.
-
-    The connection is not shared with data work, so that a busy pool cannot starve a heartbeat.
-    """
+    """Leases in the table `kernel.lease`. Thread-safe; owns one connection and reopens it when it breaks."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
-        self._connect = connect
-        self._connection: Connection | None = None
-        self._lock = threading.Lock()
+        self._own = OwnConnection(connect)
 
     def acquire(self, lane: str, owner: str, ttl: float) -> Lease | None:
         """Take the lane if it is free or its lease has expired by the database's clock; else None, at once.
@@ -107,6 +105,11 @@ class LeaseStore:
         """Give the lane back. False if it was no longer mine; nothing is changed then."""
         return self._run(_RELEASE, vars(lease), lease.lane) is not None
 
+    def holder(self, lane: str) -> tuple[str, datetime, bool] | None:
+        """Who has the lane, until when, and whether that is still to come; None if nobody does. For people to read."""
+        row = self._run(_HOLDER, {"lane": lane}, lane)
+        return None if row is None else (str(row[0]), row[1], bool(row[2]))
+
     def guard(self, connection: Connection, lease: Lease) -> None:
         """Prove ownership inside the caller's transaction. Raises `LostClaim`; the caller then rolls back.
 
@@ -122,8 +125,7 @@ class LeaseStore:
 
     def close(self) -> None:
         """Close the store's own connection. Leases are not released: they expire."""
-        with self._lock:
-            self._drop()
+        self._own.close()
 
     def __enter__(self) -> Self:
         return self
@@ -132,22 +134,8 @@ class LeaseStore:
         self.close()
 
     def _run(self, statement: str, parameters: dict[str, Any], lane: str) -> Sequence[Any] | None:
-        with self._lock:
-            try:
-                with translated("lease call", unit=lane):
-                    if self._connection is None or self._connection.closed:
-                        self._connection = self._connect()
-                        self._connection.autocommit = True  # a lease that waits for a commit protects nobody
-                    row: Sequence[Any] | None = self._connection.execute(statement, parameters).fetchone()
-                    return row
-            except Transient:
-                self._drop()  # the next call starts on a fresh connection
-                raise
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        found = self._own.run(statement, parameters, what="lease call", unit=lane)
+        return found[0] if found else None
 
 
 class Renewer(Protocol):

@@ -6,6 +6,7 @@ What does not: tables and queries; those live beside the store that runs them.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -145,9 +146,14 @@ def as_lockstep_error(
     """
     code = error.sqlstate or ""
     text = f"{what} failed: {_first_line(error)}"
-    if code[:2] in _TRANSIENT_CLASSES or code in _TRANSIENT_CODES or _lost_connection(error):
+    if is_transient_code(code) or _lost_connection(error):
         return Transient(text, unit=unit)
     return Terminal(f"{text} [{code or type(error).__name__}]", unit=unit)
+
+
+def is_transient_code(code: str) -> bool:
+    """Whether the same statement may succeed after an error with this SQLSTATE."""
+    return code[:2] in _TRANSIENT_CLASSES or code in _TRANSIENT_CODES
 
 
 def is_transient(error: BaseException) -> bool:
@@ -167,6 +173,45 @@ def identifier(*parts: str) -> sql.Identifier:
 def on_connect(target: SecretStr | str, **options: Any) -> Callable[[], Connection]:
     """A factory of connections, for code that must be able to reconnect on its own."""
     return lambda: connect(target, **options)
+
+
+class OwnConnection:
+    """One connection of a store's own, in autocommit: opened at first use, and again after it broke. Thread-safe.
+
+    Not shared with data work, so that a busy pool or a long transaction cannot starve a heartbeat.
+    """
+
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        self._connect = connect
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+
+    def run(self, statement: str, parameters: Any, *, what: str, unit: str | None = None) -> list[Any]:
+        """All rows of one statement. Raises `Transient` or `Terminal`; the call after a `Transient` connects anew."""
+        with self._lock:
+            try:
+                with translated(what, unit=unit):
+                    cursor = self._opened().execute(statement.encode(), parameters)
+                    return cursor.fetchall() if cursor.description else []
+            except Transient:
+                self._drop()
+                raise
+
+    def close(self) -> None:
+        """Close it; the next call opens another."""
+        with self._lock:
+            self._drop()
+
+    def _opened(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = self._connect()
+            self._connection.autocommit = True  # a lease that waits for a commit protects nobody
+        return self._connection
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 @contextmanager

@@ -66,6 +66,11 @@ class Settings(BaseSettings):
         description="The warehouse. Absent: database `warehouse` on the embedded PostgreSQL.",
         examples=["postgresql://loader:password@cluster.example.com:5439/warehouse"],
     )
+    warehouse_iam_role: str = Field(
+        default="default",
+        description="Role under which a Redshift warehouse reads the bucket; `default` is the cluster's own.",
+        examples=["arn:aws:iam::123456789012:role/loader"],
+    )
     s3: AwsPart = Field(default="embedded", description="S3: `embedded`, `aws`, or an endpoint address.")
     sqs: AwsPart = Field(default="embedded", description="SQS: `embedded`, `aws`, or an endpoint address.")
     dynamodb: AwsPart = Field(default="embedded", description="DynamoDB: `embedded`, `aws`, or an endpoint address.")
@@ -121,6 +126,16 @@ class Settings(BaseSettings):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$",
         description="Folder of the exported files inside the bucket.",
         examples=["exports"],
+    )
+
+    # --- ticks -------------------------------------------------------------------------------------------------
+    ticks_bucket: str = Field(
+        default="lockstep-ticks", description="Bucket of the parts that agents send.", examples=["acme-ticks"]
+    )
+    ticks_keys: SecretStr | None = Field(
+        default=None,
+        description="Fernet keys that seal the secrets of projects, with commas; the first one seals, all open.",
+        examples=["…"],
     )
 
     # --- readiness ---------------------------------------------------------------------------------------------
@@ -201,10 +216,39 @@ class Settings(BaseSettings):
         description="Connections that export workers may hold to the source database at the same time.",
         examples=["4"],
     )
+    exports_requests_per_minute: int = Field(
+        default=1200,
+        ge=1,
+        le=1_000_000,
+        description="Requests that one client of the exports service may send in a minute; more are answered with 429.",
+        examples=["1200"],
+    )
     exports_private_webhooks: bool = Field(
         default=False,
         description="Let export webhooks call private addresses and plain http. For tests and closed networks.",
         examples=["false"],
+    )
+    ticks_max_part_mb: int = Field(
+        default=128, ge=1, le=4096, description="Largest part of a tick, in MiB.", examples=["128"]
+    )
+    ticks_max_parts: int = Field(default=1000, ge=1, le=100_000, description="Most parts of a tick.", examples=["1000"])
+    ticks_requests_per_second: float = Field(
+        default=200.0,
+        gt=0,
+        description="Requests of one organisation that one replica answers; beyond twice as many at once, 429.",
+        examples=["200"],
+    )
+    ticks_upload_days: float = Field(
+        default=7.0, gt=0, description="Days after which an upload that nobody touches is forgotten.", examples=["7"]
+    )
+    ticks_lane_wait_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="How long a finalize waits for other ticks of its organisation before it answers 425.",
+        examples=["60"],
+    )
+    ticks_parallel_commits: int = Field(
+        default=4, ge=1, le=64, description="Ticks that one replica commits at the same time.", examples=["4"]
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="Least severe log line that is written.", examples=["INFO"]

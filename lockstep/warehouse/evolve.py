@@ -7,23 +7,32 @@ not: which columns are wanted (catalog.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
-from lockstep.kernel.postgres import Connection, translated
+from lockstep.kernel.postgres import translated
 from lockstep.warehouse.dialect import Dialect, quoted
 from lockstep.warehouse.model import Column, ColumnType, Table, key_of, short_name
 from lockstep.warehouse.postgres import PostgresDialect
 
 _COLUMNS = """
 SELECT table_name, column_name, data_type, character_maximum_length
-  FROM information_schema.columns WHERE table_schema = %s
+  FROM information_schema.columns WHERE table_schema = %(schema)s
  ORDER BY table_name, ordinal_position"""
 
 
-def read_tables(connection: Connection, schema: str) -> dict[str, Table]:
+class Executor(Protocol):
+    """What runs a statement: a connection of psycopg, or a session of another driver."""
+
+    def execute(self, query: Any, params: Any = None, /) -> Iterable[Any]:
+        """Run it and give its rows."""
+        ...
+
+
+def read_tables(connection: Executor, schema: str) -> dict[str, Table]:
     """The tables of a schema as they are now, by name."""
     types = PostgresDialect()
     found: dict[str, list[Column]] = {}
-    for table, column, kind, length in connection.execute(_COLUMNS, (schema,)):
+    for table, column, kind, length in connection.execute(_COLUMNS, {"schema": schema}):
         found.setdefault(table, []).append(Column(column, types.column_type(kind), length))
     return {name: Table(name, tuple(columns), key_of(name)) for name, columns in found.items()}
 
@@ -43,7 +52,7 @@ def missing(dialect: Dialect, schema: str, present: dict[str, Table], wanted: It
                 yield statement
 
 
-def evolve(connection: Connection, dialect: Dialect, schema: str, wanted: Iterable[Table]) -> list[str]:
+def evolve(connection: Executor, dialect: Dialect, schema: str, wanted: Iterable[Table]) -> list[str]:
     """Add what is missing, each statement on its own, and return what was run. Safe to repeat and to interrupt."""
     with translated("changing the warehouse's tables", unit=schema):
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}".encode())

@@ -126,18 +126,21 @@ class PostgresDialect:
         )
 
     def _source(self, staging: str, change: Change) -> str:
-        relation = self.relation(staging, change.table.name)
-        live = f"s.{LOAD} = %(load)s AND s.{KIND} = '{UPSERT}'"
+        relation, columns = self.relation(staging, change.table.name), name_list(change.columns, "s")
+        staged = f"s.{LOAD} = %(load)s AND s.{KIND} = '{UPSERT}'"
+        source, conditions = f"{relation} AS s", [staged]
+        if change.dedupe:
+            # A sort and not a join with itself: its cost does not depend on what the planner believes of a fresh table.
+            key = ", ".join(f"s.{quoted(name)}{self._byte_order(change, name)}" for name in change.key)
+            last = f"SELECT DISTINCT ON ({key}) s.* FROM {relation} AS s WHERE {staged} ORDER BY {key}, s.{ROW} DESC"  # noqa: S608
+            source, conditions = f"({last}) AS s", []
         if change.may_conflict:
-            live += (
-                f" AND NOT EXISTS (SELECT FROM {relation} AS d WHERE d.{LOAD} = %(load)s AND d.{KIND} = '{DELETE}' "
+            conditions.append(
+                f"NOT EXISTS (SELECT FROM {relation} AS d WHERE d.{LOAD} = %(load)s AND d.{KIND} = '{DELETE}' "
                 f"AND {same_key(change.key, 'd', 's')} AND d.{DELETED} > s.{quoted(MODIFIED)})"
             )
-        columns = name_list(change.columns, "s")
-        if not change.dedupe:
-            return f"SELECT {columns} FROM {relation} AS s WHERE {live}"  # noqa: S608
-        newer = (
-            f"SELECT FROM {relation} AS n WHERE n.{LOAD} = %(load)s AND n.{KIND} = '{UPSERT}' "
-            f"AND {same_key(change.key, 'n', 's')} AND n.{ROW} > s.{ROW}"
-        )
-        return f"SELECT {columns} FROM {relation} AS s WHERE {live} AND NOT EXISTS ({newer})"  # noqa: S608
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return f"SELECT {columns} FROM {source}{where}"  # noqa: S608
+
+    def _byte_order(self, change: Change, name: str) -> str:
+        return ' COLLATE "C"' if change.table.by_name[name].type is ColumnType.TEXT else ""

@@ -29,15 +29,36 @@ _TYPES = {
     ColumnType.BOOLEAN: "BOOLEAN",
 }
 _LEDGER = (
-    "INSERT INTO windows.applied_window (vault, epoch, kind, start, stop, load_id, fence, rows, counts, sha256) "
-    "VALUES (%(vault)s, %(epoch)s, 'incremental', %(start)s, %(stop)s, %(load_id)s, %(fence)s, %(rows)s, "
-    "%(counts)s, %(sha256)s)"
+    "INSERT INTO windows.applied_window "
+    '(vault, epoch, kind, start, "stop", load_id, fence, "rows", counts, sha256, applied_at) '
+    "VALUES (%(vault)s, %(epoch)s, %(kind)s, %(start)s, %(stop)s, %(load_id)s, %(fence)s, %(rows)s, "
+    "%(counts)s, %(sha256)s, %(applied_at)s)"
 )
 # Keys are not enforced in Redshift and snapshot isolation allows write skew: the row itself must change.
+_GUARD = (
+    "UPDATE windows.apply_control SET updated_at = %(applied_at)s "
+    "WHERE vault = %(vault)s AND fence = %(fence)s AND epoch = %(epoch)s"
+)
 _ADVANCE = (
     "UPDATE windows.apply_control SET watermark = %(stop)s WHERE vault = %(vault)s AND watermark = %(start)s "
     "AND fence = %(fence)s AND epoch = %(epoch)s"
 )
+
+CLAIM = "watermark, fence and epoch"
+"""What a step is called whose failure means that the lane is no longer ours."""
+
+LOCKED = (Step("BEGIN"), Step("LOCK TABLE windows.apply_control"))
+"""How every writing transaction begins: the lock comes before the snapshot is taken."""
+
+
+def guarded(values: dict[str, Any]) -> Step:
+    """Proof that the lane is ours, before anything is loaded."""
+    return Step(_GUARD, values, 1, CLAIM)
+
+
+def recorded(values: dict[str, Any]) -> Step:
+    """The ledger row. Its values include `kind` and `applied_at`: Redshift has no clock for a DEFAULT to trust."""
+    return Step(_LEDGER, values, 1, "ledger row")
 
 
 @dataclass(frozen=True)
@@ -87,16 +108,16 @@ class RedshiftDialect:
     def window(
         self, schema: str, changes: Sequence[Change], sources: Mapping[str, Sources], ledger: Mapping[str, Any]
     ) -> list[Step]:
-        """All statements of one window, BEGIN to COMMIT. The lock comes first, before the snapshot is taken."""
-        steps = [Step("BEGIN"), Step("LOCK TABLE windows.apply_control")]
-        for change in sorted(changes, key=lambda one: one.table.name):
-            steps += self._staged(change, sources[change.table.name])
-        for change in sorted(changes, key=lambda one: one.table.name):
-            steps += self._applied(schema, change)
+        """All statements of one window, BEGIN to COMMIT."""
         values = dict(ledger)
-        steps.append(Step(_LEDGER, values, 1, "ledger row"))
-        steps.append(Step(_ADVANCE, values, 1, "watermark, fence and epoch"))
-        return [*steps, Step("COMMIT")]
+        moved = self.moves(schema, changes, sources)
+        return [*LOCKED, guarded(values), *moved, recorded(values), Step(_ADVANCE, values, 1, CLAIM), Step("COMMIT")]
+
+    def moves(self, schema: str, changes: Sequence[Change], sources: Mapping[str, Sources]) -> list[Step]:
+        """Staging, counting, deletes and merges, table by table in one fixed order."""
+        ordered = sorted((one for one in changes if one.upserts or one.deletes), key=lambda one: one.table.name)
+        staged = [step for change in ordered for step in self._staged(change, sources[change.table.name])]
+        return staged + [step for change in ordered for step in self._applied(schema, change)]
 
     def copy(self, target: str, columns: Sequence[str], manifest: str) -> str:
         """COPY from a manifest; nothing that cuts, replaces or skips is switched on."""

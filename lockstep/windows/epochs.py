@@ -6,15 +6,12 @@ are kept under the name of their epoch; nothing is dropped automatically.
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import LockstepError, Terminal, Transient
 from lockstep.kernel.logs import get_logger
-from lockstep.kernel.postgres import Connection, translated
-from lockstep.warehouse.dialect import quoted
 from lockstep.warehouse.model import vault_schema
 from lockstep.windows.model import QueueRow, WindowKind, WindowStatus
 from lockstep.windows.store import Applied, Claim, Staged
@@ -24,8 +21,6 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 
-_UNFINISHED = "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s)"
-
 
 def load_full(worker: WindowWorker, claim: Claim, row: QueueRow) -> Claim:
     """Load a full archive beside the live tables, then swap tables, epoch and watermark in one transaction."""
@@ -33,21 +28,19 @@ def load_full(worker: WindowWorker, claim: Claim, row: QueueRow) -> Claim:
     worker.ledger.processing(
         row, fence=claim.fence, owner=claim.lease.owner, lease_until=claim.lease.lease_until, attempt=True
     )
-    with closing(worker.connect()) as connection:
-        with translated("making room for a full load", unit=str(row.window)):
-            _drop_unfinished(connection, claim.vault)
-            connection.execute(f"CREATE SCHEMA {quoted(fresh)}".encode())
-        staged = _staged(worker, claim, row, fresh)
-        counts = worker.store.fill(connection, staged, fresh)
-        crash_point("windows.full.after_fill")
-        old = f"{live}_epoch_{claim.epoch}_{claim.fence}"
-        try:
-            applied = worker.store.swap(connection, claim, staged, counts, (fresh, live, old))
-        except Transient:
-            found = worker.store.find(claim.vault, staged.load_id(claim.fence))
-            if found is None:
-                raise
-            applied = found
+    worker.store.drop_schemas(f"next:{claim.vault}:")  # half-filled by a worker that died; nobody ever read them
+    worker.store.renew_schema(fresh)
+    staged = _staged(worker, claim, row, fresh)
+    counts = worker.store.fill(staged, fresh)
+    crash_point("windows.full.after_fill")
+    old = f"{live}_epoch_{claim.epoch}_{claim.fence}"
+    try:
+        applied = worker.store.swap(claim, staged, counts, (fresh, live, old))
+    except Transient:
+        found = worker.store.find(claim.vault, staged.load_id(claim.fence))
+        if found is None:
+            raise
+        applied = found
     worker.ledger.applied([row.window], fence=claim.fence)
     _log.info("full load in place", window=str(row.window), epoch=applied.epoch, rows=applied.rows)
     return replace(claim, epoch=applied.epoch, watermark=applied.stop)
@@ -60,14 +53,13 @@ def append_logs(worker: WindowWorker, claim: Claim) -> list[Applied]:
     waiting = [row for row in rows if row.status in (WindowStatus.READY, WindowStatus.PROCESSING)]
     for row in waiting:
         try:
-            with closing(worker.connect()) as connection:
-                known = worker.store.history(claim.vault, kinds=("log",), until=row.window.stop)
-                if not any(one.stop == row.window.stop for one in known):
-                    done.append(worker.store.append(connection, claim, _staged(worker, claim, row, schema), schema))
+            known = worker.store.history(claim.vault, kinds=("log",), until=row.window.stop)
+            if not any(one.stop == row.window.stop for one in known):
+                staged = _staged(worker, claim, worker.as_offered(row), schema)
+                done.append(worker.store.append(claim, staged, schema))
             worker.ledger.applied([row.window], fence=claim.fence)
         except Terminal as error:
-            worker.ledger.failed(row.window, fence=claim.fence, error=str(error))
-            _log.error("log archive failed", window=str(row.window), error=str(error))
+            worker.fail(claim, row.window, error)
     return done
 
 
@@ -79,9 +71,3 @@ def _staged(worker: WindowWorker, claim: Claim, row: QueueRow, schema: str) -> S
         return staged
 
     return worker.policy.retry.call(attempt, clock=worker.clock)
-
-
-def _drop_unfinished(connection: Connection, vault: str) -> None:
-    """Half-filled tables of a worker that died before its swap. Nobody ever read them."""
-    for (name,) in connection.execute(_UNFINISHED, (f"next:{vault}:",)).fetchall():
-        connection.execute(f"DROP SCHEMA {quoted(name)} CASCADE".encode())

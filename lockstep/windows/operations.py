@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from lockstep.kernel.errors import InvalidInput, LockstepError, Transient
 from lockstep.kernel.lease import Lease
-from lockstep.kernel.postgres import Connection
-from lockstep.warehouse.dialect import name_list, quoted
-from lockstep.warehouse.evolve import read_tables
 from lockstep.warehouse.model import vault_schema
 from lockstep.windows import rules
 from lockstep.windows.model import (
@@ -36,6 +33,7 @@ from lockstep.windows.store import BEGINNING, Applied, Claim, Lane
 from lockstep.windows.verify import count_problems, find_gaps
 
 if TYPE_CHECKING:
+    from lockstep.windows.sink import Sink
     from lockstep.windows.worker import WindowWorker
 
 
@@ -127,15 +125,13 @@ def replay(worker: WindowWorker, vault: str, start: datetime, doer: Doer) -> int
 def as_of(worker: WindowWorker, vault: str, at: datetime, schema: str) -> int:
     """Build the vault's tables as they were at `at`, from raw files, in a schema of their own. Returns the windows."""
     chain = _chain(worker, vault, at)
-    with closing(worker.connect()) as connection:
-        connection.execute(f"DROP SCHEMA IF EXISTS {quoted(schema)} CASCADE".encode())
-        connection.execute(f"CREATE SCHEMA {quoted(schema)}".encode())
-        claim = _reader(f"{vault}~{worker.ids.new_id()[-12:]}", worker.clock.now())
-        try:
-            for start in range(0, len(chain), worker.policy.batch):
-                _fill(worker, connection, claim, chain[start : start + worker.policy.batch], schema)
-        finally:
-            worker.preparer.drop_stages(claim)
+    worker.store.renew_schema(schema)
+    claim = _reader(f"{vault}~{worker.ids.new_id()[-12:]}", worker.clock.now())
+    try:
+        for start in range(0, len(chain), worker.policy.batch):
+            _fill(worker, claim, chain[start : start + worker.policy.batch], schema)
+    finally:
+        worker.preparer.drop_stages(claim)
     return len(chain)
 
 
@@ -145,13 +141,11 @@ def verify(worker: WindowWorker, vault: str) -> list[str]:
     history = worker.store.history(vault, epoch=lane.epoch)
     problems = find_gaps(history, lane.watermark) + count_problems(worker, vault)
     scratch = f"verify:{vault}:{lane.fence}"
-    as_of(worker, vault, lane.watermark, scratch)
-    with closing(worker.connect()) as connection:
-        try:
-            problems += _differences(connection, vault_schema(vault), scratch)
-        finally:
-            connection.execute(f"DROP SCHEMA IF EXISTS {quoted(scratch)} CASCADE".encode())
-    return problems
+    try:
+        as_of(worker, vault, lane.watermark, scratch)
+        return problems + _differences(worker.store, vault_schema(vault), scratch)
+    finally:
+        worker.store.drop_schemas(scratch)
 
 
 def rebuild_queue(worker: WindowWorker, s3: Any, queue: WindowQueue, vault: str, doer: Doer) -> tuple[int, int]:
@@ -200,7 +194,7 @@ def _chain(worker: WindowWorker, vault: str, at: datetime) -> list[Applied]:
     return [*([base] if base else []), *(newest[stop] for stop in sorted(newest))]
 
 
-def _fill(worker: WindowWorker, connection: Connection, claim: Claim, chain: list[Applied], schema: str) -> None:
+def _fill(worker: WindowWorker, claim: Claim, chain: list[Applied], schema: str) -> None:
     rows = []
     for one in chain:
         window = Window(one.vault, one.start, one.stop, kind=WindowKind(one.kind))
@@ -208,25 +202,20 @@ def _fill(worker: WindowWorker, connection: Connection, claim: Claim, chain: lis
     for staged in worker.preparer.prepare(claim, rows, schema=schema):
         if isinstance(staged, LockstepError):
             raise staged
-        worker.store.fill(connection, staged, schema)
+        worker.store.fill(staged, schema)
 
 
-def _differences(connection: Connection, live: str, rebuilt: str) -> list[str]:
+def _differences(store: Sink, live: str, rebuilt: str) -> list[str]:
     problems = []
-    present, wanted = read_tables(connection, live), read_tables(connection, rebuilt)
+    present, wanted = store.tables(live), store.tables(rebuilt)
     for name, table in sorted(wanted.items()):
         if name not in present:
             problems.append(f"{name}: missing in the warehouse")
             continue
-        columns = name_list([column.name for column in table.columns])
         for more, less, words in ((live, rebuilt, "more"), (rebuilt, live, "missing or different")):
-            query = (
-                f"SELECT count(*) FROM (SELECT {columns} FROM {quoted(more, name)} "  # noqa: S608
-                f"EXCEPT ALL SELECT {columns} FROM {quoted(less, name)}) AS difference"
-            )
-            row = connection.execute(query.encode()).fetchone()
-            if row and row[0]:
-                problems.append(f"{name}: {row[0]} rows {words} in the warehouse")
+            found = store.only_in(more, less, table)
+            if found:
+                problems.append(f"{name}: {found} rows {words} in the warehouse")
     return problems
 
 
@@ -248,4 +237,4 @@ def _lane(worker: WindowWorker, vault: str) -> Lane:
 
 def _reader(name: str, now: datetime) -> Claim:
     """A claim in name only: it names staging and owns no lane, so nothing can be applied with it."""
-    return Claim(Lease(name, "reader", 0, 1.0, now), 0, now)
+    return Claim(Lease(name, "reader", 0, 1.0, now), 0, now, name, 0)

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from lockstep.kernel.errors import InvalidInput
-from lockstep.kernel.settings import load_settings
 from lockstep.windows import operations
-from lockstep.windows.model import Window, WindowKind, parse_stoptime, stoptime
+from lockstep.windows.doors import adopted_settings, open_source, warehouse
+from lockstep.windows.model import QueueRow, Window, WindowKind, parse_stoptime, stoptime
 from lockstep.windows.operations import Doer
 from lockstep.windows.queue import WindowQueue
 
@@ -192,7 +192,7 @@ def rebuild_queue(vault: Vault, reason: Reason = "rebuild", as_json: Json = Fals
     """Write queue rows that are missing, from the bucket and the warehouse's ledger."""
     from resources.clients import aws_client  # noqa: PLC0415  # clients are built there and nowhere else
 
-    region = load_settings().aws_region
+    region = adopted_settings().aws_region
     with _worker() as worker:
         queue = WindowQueue(aws_client("dynamodb", region=region))
         s3 = aws_client("s3", region=region)
@@ -202,20 +202,14 @@ def rebuild_queue(vault: Vault, reason: Reason = "rebuild", as_json: Json = Fals
 
 @contextmanager
 def _worker() -> Iterator[WindowWorker]:
-    from resources.windows import WindowsResource  # noqa: PLC0415  # clients are built there and nowhere else
-    from stack.environment import adopt  # noqa: PLC0415  # keeps `import lockstep` free of the stack
-
-    adopt(load_settings())
-    settings = load_settings()
-    if settings.warehouse_dsn is None:
-        raise InvalidInput("no warehouse is known.", next_step="start the stack with `lockstep up`.")
-    resource = WindowsResource(
-        dsn=settings.warehouse_dsn.get_secret_value(),
-        dialect=settings.warehouse_dialect,
-        region_name=settings.aws_region,
-    )
-    with resource.worker() as worker:
+    with warehouse(adopted_settings()).worker(refetch=_refetch) as worker:
         yield worker
+
+
+def _refetch(row: QueueRow) -> bool:
+    """Ask the vault of a window for it once more."""
+    with open_source(adopted_settings(), row.window.vault) as producer:
+        return producer.refetch(row)
 
 
 def _window(worker: WindowWorker, vault: str, stop: datetime, kind: WindowKind) -> Window:

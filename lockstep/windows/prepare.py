@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import InvalidInput, LockstepError, Terminal, Transient
 from lockstep.kernel.ids import IdSource, SystemIds
-from lockstep.kernel.postgres import Connection, transaction, translated
 from lockstep.warehouse.catalog import read_metadata, wanted_table
-from lockstep.warehouse.dialect import Change, quoted
-from lockstep.warehouse.evolve import evolve, read_tables
+from lockstep.warehouse.dialect import Change
 from lockstep.warehouse.model import Table, short_name, vault_schema
-from lockstep.warehouse.postgres import PostgresDialect
 from lockstep.windows.model import BUCKET, FileType, QueueRow, RawFile, RawManifest
+from lockstep.windows.places import Place
 from lockstep.windows.store import Claim, Staged
 
 if TYPE_CHECKING:
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
     from lockstep.windows.staging import StageJob, StageResult
 
 _READERS = 4
-_STAGES = "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s)"
 
 
 class Preparer:
@@ -41,22 +37,20 @@ class Preparer:
 
     def __init__(
         self,
-        s3: Any,
+        place: Place,
         spark: Callable[[], SparkSession] | None,
         *,
-        connect: Callable[[], Connection],
         open_s3: Callable[[], Any],
         bucket: str = BUCKET,
         ids: IdSource | None = None,
     ) -> None:
-        """`connect` and `open_s3` also travel to Spark's workers. Without `spark`, staging runs in this process."""
-        self._s3 = s3
+        """`open_s3` and the place's writers also travel to Spark's workers. Without `spark` this process stages."""
+        self._place = place
+        self._s3 = open_s3()
         self._spark = spark
-        self._connect = connect
         self._open_s3 = open_s3
         self._bucket = bucket
         self._ids = ids or SystemIds()
-        self._dialect = PostgresDialect()
 
     def prepare(
         self, claim: Claim, rows: Sequence[QueueRow], *, schema: str | None = None
@@ -69,14 +63,7 @@ class Preparer:
 
     def drop_stages(self, claim: Claim, staged: Iterable[Staged] | None = None) -> None:
         """Drop the staging of these windows; by default all of this vault up to this fence, a dead worker's too."""
-        with closing(self._connect()) as connection, translated("dropping staging", unit=claim.vault):
-            if staged is not None:
-                names = {one.schema for one in staged}
-            else:
-                found = connection.execute(_STAGES, (f"stage:{claim.vault}:",)).fetchall()
-                names = {name for (name,) in found if int(name.rsplit(":", 2)[1]) <= claim.fence}
-            for name in sorted(names):
-                connection.execute(f"DROP SCHEMA IF EXISTS {quoted(name)} CASCADE".encode())
+        self._place.drop_stages(claim, None if staged is None else {one.schema for one in staged})
 
     def read_manifest(self, row: QueueRow) -> RawManifest:
         """The window's own manifest, proven by the queue row's checksum."""
@@ -97,16 +84,16 @@ class Preparer:
         manifests, refused = self._manifests(rows)
         if not manifests:
             return [refused] if refused else []
-        with closing(self._connect()) as connection:
-            manifests, late = self._evolve(connection, schema, manifests)
-            refused = late or refused
-            present = read_tables(connection, schema)
-            stage = self._create_stage(connection, claim, present, manifests)
+        manifests, present, late = self._evolve(schema, manifests)
+        refused = late or refused
+        names = sorted({file.object for manifest in manifests for file in manifest.files})
+        tables = {name: replace(self._table(present, name), name=name) for name in names}
+        stage = self._place.open_stage(claim, self._ids.new_id()[-12:], tables)
         crash_point("windows.stage.before_copy")
-        results = self._stage(stage, present, manifests)
+        results = self._stage(stage, tables, manifests)
         crash_point("windows.stage.after_copy")
         staged = [
-            one.error or self._staged(manifest, one, present, stage)
+            one.error or self._staged(manifest, one, tables, stage)
             for manifest, one in zip(manifests, results, strict=True)
         ]
         return [*staged, refused] if refused else staged
@@ -123,22 +110,22 @@ class Preparer:
         return found, None
 
     def _evolve(
-        self, connection: Connection, schema: str, manifests: Sequence[RawManifest]
-    ) -> tuple[list[RawManifest], LockstepError | None]:
-        """Add tables and columns that these windows bring, before any of their transactions."""
-        present = read_tables(connection, schema)
+        self, schema: str, manifests: Sequence[RawManifest]
+    ) -> tuple[list[RawManifest], dict[str, Table], LockstepError | None]:
+        """Add tables and columns that these windows bring, before any of their transactions. Returns the tables too."""
+        present = self._place.tables(schema)
         good: list[RawManifest] = []
         for manifest in manifests:
             try:
                 wanted = self._unknown(manifest, present)
                 if wanted:
-                    evolve(connection, self._dialect, schema, wanted)
-                    present = read_tables(connection, schema)
+                    self._place.evolve(schema, wanted)
+                    present = self._place.tables(schema)
                     crash_point("windows.evolve.after_ddl")
             except Terminal as error:
-                return good, error
+                return good, present, error
             good.append(manifest)
-        return good, None
+        return good, present, None
 
     def _unknown(self, manifest: RawManifest, present: dict[str, Table]) -> list[Table]:
         headers: dict[str, list[Sequence[str]]] = {}
@@ -148,7 +135,7 @@ class Preparer:
                 headers[file.object].append(file.columns)
         unit, fresh = str(manifest.window), []
         for name, files in headers.items():
-            known = present.get(short_name(name, self._dialect.identifier_limit))
+            known = present.get(short_name(name, self._place.identifier_limit))
             if known is None or any(set(columns) - set(known.by_name) for columns in files):
                 fresh.append((name, files))
         if not fresh:
@@ -161,31 +148,15 @@ class Preparer:
             declared = read_metadata(text.decode("utf-8-sig"), unit=unit)
         return [wanted_table(name, files, declared, unit=unit) for name, files in fresh]
 
-    def _create_stage(
-        self, connection: Connection, claim: Claim, present: dict[str, Table], manifests: Sequence[RawManifest]
-    ) -> str:
-        stage = f"stage:{claim.vault}:{claim.fence}:{self._ids.new_id()[-12:]}"
-        names = sorted({file.object for manifest in manifests for file in manifest.files})
-        with transaction(connection, what="creating staging"):
-            connection.execute(f"CREATE SCHEMA {quoted(stage)}".encode())
-            for name in names:
-                table = replace(_table(present, name), name=name)
-                for statement in self._dialect.create_staging(stage, table):
-                    connection.execute(statement.encode())
-        return stage
-
-    def _stage(self, stage: str, present: dict[str, Table], manifests: Sequence[RawManifest]) -> list[StageResult]:
+    def _stage(self, stage: str, tables: dict[str, Table], manifests: Sequence[RawManifest]) -> list[StageResult]:
         from lockstep.windows import staging  # noqa: PLC0415  # imports pyarrow, which sensors never need
 
         jobs = [
             staging.StageJob(number, str(manifest.window), _worth_reading(manifest.files))
             for number, manifest in enumerate(manifests)
         ]
-        names = {file.object for job in jobs for file in job.files}
-        tables = {name: _table(present, name) for name in names}
-        target = staging.StageTarget(self._bucket, stage, tables, self._open_s3, self._connect)
-        busy = [job for job in jobs if job.files]
-        done = self._run(staging, target, busy)
+        target = staging.StageTarget(self._bucket, tables, self._open_s3, self._place.writer(stage))
+        done = self._run(staging, target, [job for job in jobs if job.files])
         return [done.get(job.number) or staging.StageResult(job.number, 0, None, frozenset()) for job in jobs]
 
     def _run(self, staging: Any, target: Any, jobs: Sequence[StageJob]) -> dict[int, StageResult]:
@@ -197,17 +168,19 @@ class Preparer:
             results = staging.stage(self._spark(), target, jobs)
         return {one.number: one for one in results}
 
-    def _staged(self, manifest: RawManifest, result: StageResult, present: dict[str, Table], stage: str) -> Staged:
+    def _staged(self, manifest: RawManifest, result: StageResult, tables: dict[str, Table], stage: str) -> Staged:
         changes: dict[str, Change] = {}
         for file in manifest.files:
-            table = replace(_table(present, file.object), name=file.object)
-            change = changes.get(file.object) or Change(table, dedupe=file.object in result.doubled)
+            change = changes.get(file.object) or Change(tables[file.object], dedupe=file.object in result.doubled)
             if file.type is FileType.UPSERT:
                 change = replace(change, columns=file.columns, upserts=file.rows)
             else:
                 change = replace(change, deletes=file.rows)
             changes[file.object] = change
         return Staged(manifest.window, result.load, manifest.checksum, tuple(changes.values()), stage)
+
+    def _table(self, present: dict[str, Table], name: str) -> Table:
+        return present[short_name(name, self._place.identifier_limit)]
 
     def _get(self, key: str, unit: str) -> bytes:
         try:
@@ -224,7 +197,3 @@ class Preparer:
 def _worth_reading(files: Iterable[RawFile]) -> tuple[RawFile, ...]:
     """Files with rows: an empty one has nothing to load, and its count of zero is in the manifest already."""
     return tuple(file for file in files if file.rows)
-
-
-def _table(present: dict[str, Table], name: str) -> Table:
-    return present[short_name(name, PostgresDialect.identifier_limit)]

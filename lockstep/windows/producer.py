@@ -162,12 +162,19 @@ class Producer:
             return window
 
     def refetch(self, row: QueueRow) -> bool:
-        """Fetch a FAILED window again if the vendor has published it anew. Whether its raw files were replaced."""
-        listing = self._read(row.window.kind, row.window.epoch, start=row.window.start - MARGIN)
-        report = ProducerReport(self.vault)
+        """Fetch a window again if the vendor has published it anew. Whether its row points at other raw files now.
+
+        For a window that failed and is about to be tried once more, whatever state it is in by then; a row that is
+        APPLIED is left alone.
+
+        Raises:
+            LockstepError: The vault could not be asked, or what it offers cannot be trusted; the row is as it was.
+        """
+        start = None if row.window.kind is WindowKind.FULL else row.window.start - MARGIN
+        offered = {one.window.stop: one for one in self._read(row.window.kind, row.window.epoch, start=start).published}
+        published = offered.get(row.window.stop)
         with storage_errors(f"queue of {self.vault}"):
-            self._replace_failed(report, [row], listing)
-        return bool(report.replaced)
+            return published is not None and self._replaced(row, published)
 
     def list_incrementals(self) -> list[Any]:
         """What the vault lists right now, as it sent it. Nothing is fetched."""
@@ -255,15 +262,17 @@ class Producer:
             if row.status is not WindowStatus.FAILED or published is None:
                 continue
             try:
-                checksum = self._refetched(row, replace(published, window=row.window))
+                if self._replaced(row, published):
+                    report.replaced.append(row.window)
             except LockstepError as error:
                 report.problems.append(str(error))
-                continue
-            if checksum is not None and self._queue.replace_failed(row, checksum):
-                report.replaced.append(row.window)
+
+    def _replaced(self, row: QueueRow, published: Published) -> bool:
+        checksum = self._refetched(row, replace(published, window=row.window))
+        return checksum is not None and self._queue.replace(row, checksum)
 
     def _refetched(self, row: QueueRow, published: Published) -> str | None:
-        """The checksum of the raw files that a FAILED row should point at, if it is not the row's own."""
+        """The checksum of the raw files that a row should point at, if it is not the row's own."""
         manifest = self._raw.read_manifest(row.window)
         if manifest is not None and _same_source(manifest, published) and self._raw.is_intact(manifest):
             return None if manifest.checksum == row.checksum else manifest.checksum

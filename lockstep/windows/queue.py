@@ -76,19 +76,27 @@ class WindowQueue:
         )["Items"]
         return from_item(found[0]) if found else None
 
-    def replace_failed(self, row: QueueRow, checksum: str) -> bool:
-        """Point a FAILED row at raw files that were fetched anew. False if the row is no longer as it was read."""
+    def newest_known(self, vault: str) -> datetime | None:
+        """The latest stop that the vault has listed, fetched or not: the vault's own clock, as far as we know it."""
+        last, gaps = self.last(vault), self.gaps(vault)
+        stops = [gap.stop for gap in gaps] + ([last.window.stop] if last else [])
+        return max(stops, default=None)
+
+    def replace(self, row: QueueRow, checksum: str) -> bool:
+        """Point a row at raw files that were fetched anew. False if the row is no longer as it was read, or APPLIED."""
+        if row.status is WindowStatus.APPLIED:
+            return False
         try:
             self._client.update_item(
                 TableName=self._table,
                 Key=_key(row.window.vault, row.window.sort_key),
                 UpdateExpression="SET checksum = :new",
-                ConditionExpression="#status = :failed AND checksum = :old",
+                ConditionExpression="#status = :was AND checksum = :old",
                 ExpressionAttributeNames={"#status": "status"},
                 ExpressionAttributeValues={
                     ":new": _s(checksum),
                     ":old": _s(row.checksum),
-                    ":failed": _s(WindowStatus.FAILED.value),
+                    ":was": _s(row.status.value),
                 },
             )
         except self._client.exceptions.ConditionalCheckFailedException:

@@ -6,7 +6,6 @@ What belongs here: writing and reading objects, and whether a window is whole. W
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +14,12 @@ from typing import Any
 from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError
 
-from lockstep.kernel.errors import LockstepError, Terminal, Transient
+from lockstep.idempotency.keyed import KeyTaken, put_keyed
+from lockstep.kernel.errors import LockstepError, LostClaim, Terminal, Transient
 from lockstep.windows.model import BUCKET, RawFile, RawManifest, Window
 
 _ONE_CALL_BYTES = 32 * 1024 * 1024
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
-_TAKEN = {"412", "PreconditionFailed", "ConditionalRequestConflict", "409"}
 _LASTING = {"AccessDenied", "403", "NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
 
 
@@ -41,22 +40,19 @@ class RawStore:
                 self._client.put_object(Bucket=self._bucket, Key=key, Body=body)
 
     def put_manifest(self, manifest: RawManifest, *, replace: bool = False) -> bool:
-        """Write the manifest, which makes the window exist. False if another producer was first: read theirs."""
-        content = manifest.to_json()
-        condition = {} if replace else {"IfNoneMatch": "*"}
-        digest = hashlib.sha256(content).hexdigest()
+        """Write the manifest, which makes the window exist. False if another producer was first: read theirs.
+
+        With `replace`, exactly the manifest that is there now gives way; if somebody else replaces it at the same time,
+        one of both is told so and tries again.
+        """
+        key = manifest.window.manifest_key
         try:
-            with storage_errors(manifest.window.manifest_key):
-                self._client.put_object(
-                    Bucket=self._bucket,
-                    Key=manifest.window.manifest_key,
-                    Body=content,
-                    ContentType="application/json",
-                    Metadata={"sha256": digest},
-                    **condition,
-                )
-        except _Taken:
+            with storage_errors(key):
+                put_keyed(self._client, bucket=self._bucket, key=key, body=manifest.to_json(), replace=replace)
+        except KeyTaken:
             return False
+        except LostClaim as error:
+            raise Transient("another producer replaced it at the same time.", unit=str(manifest.window)) from error
         return True
 
     def read_manifest(self, window: Window) -> RawManifest | None:
@@ -85,10 +81,6 @@ class _Absent(Terminal):
     """There is no such object."""
 
 
-class _Taken(Terminal):
-    """The object exists, and the write was to create it."""
-
-
 @contextmanager
 def storage_errors(unit: str) -> Iterator[None]:
     """Turn the driver's errors into ours: what may pass by itself is transient, a refusal is not."""
@@ -104,8 +96,6 @@ def _translated(error: ClientError, unit: str) -> LockstepError:
     code = str(error.response.get("Error", {}).get("Code", ""))
     if code in _ABSENT:
         return _Absent("there is no such object.", unit=unit)
-    if code in _TAKEN:
-        return _Taken("the object exists.", unit=unit)
     if code in _LASTING:
         return Terminal(f"the service refuses: {error}", unit=unit, next_step="check bucket, table and permissions.")
     return Transient(f"the service failed: {error}", unit=unit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import sys
 from collections.abc import Callable
@@ -12,10 +13,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.kernel.errors import InvalidInput, LockstepError
-from lockstep.kernel.postgres import connect
-from lockstep.kernel.settings import Settings, load_settings
-from lockstep.vaults.registry import RegisteredVault, VaultRegistry
+from lockstep.kernel.errors import LockstepError
+from lockstep.vaults.registry import RegisteredVault
+from lockstep.windows.doors import adopted_settings, open_source, registered, warehouse
 from lockstep.windows.model import parse_stoptime
 from lockstep.windows.producer import Producer, ProducerReport
 
@@ -28,16 +28,18 @@ def produce(
     vault: Annotated[str | None, typer.Option("--vault", help="Only this vault. Default: all registered ones.")] = None,
     watermark: Annotated[
         str | None,
-        typer.Option("--watermark", help="How far the warehouse is, YYYYMMDDHHMM. Default: the queue's chain."),
+        typer.Option("--watermark", help="Where the chain must start, YYYYMMDDHHMM. Default: the warehouse's own."),
     ] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Why; kept in the audit.")] = "by hand",
     full: Annotated[bool, typer.Option("--full", help="Fetch the newest full archive too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Fetch what the vaults publish: to S3, then into the queue. Exits with 1 if something went wrong."""
-    stop = parse_stoptime(watermark) if watermark else None
+    given = parse_stoptime(watermark) if watermark else None
 
     def one_pass(producer: Producer) -> ProducerReport:
-        report = producer.run(watermark=stop)
+        stop, epoch = warehouse(adopted_settings()).chain(producer.vault)
+        report = producer.run(watermark=given or stop, epoch=epoch)
         if full:
             window = producer.produce_full()
             if window not in report.produced:
@@ -45,6 +47,7 @@ def produce(
         return report
 
     reports = _produce_all(one_pass, vault)
+    _write_down(reports, reason)
     if as_json:
         print(json.dumps([report.to_dict() for report in reports], indent=2))
     else:
@@ -54,41 +57,28 @@ def produce(
 
 def _produce_all(one_pass: Callable[[Producer], ProducerReport], only: str | None) -> list[ProducerReport]:
     """Every vault on its own: what fails in one is a line in its report and nothing in the others."""
-    from resources.clients import aws_client  # noqa: PLC0415  # clients are built there and nowhere else
-    from resources.producers import open_producer  # noqa: PLC0415
-
-    settings = _settings()
-    vaults = _registered(settings, only)
-    s3, dynamodb = (aws_client(name, region=settings.aws_region) for name in ("s3", "dynamodb"))
+    settings = adopted_settings()
 
     def serve(vault: RegisteredVault) -> ProducerReport:
         try:
-            with open_producer(vault, s3=s3, dynamodb=dynamodb, folder=settings.home / "work" / "windows") as producer:
+            with open_source(settings, vault.id) as producer:
                 return one_pass(producer)
         except LockstepError as error:
             return ProducerReport(vault.id, problems=[str(error)])
 
     with ThreadPoolExecutor(_VAULTS_AT_ONCE) as pool:
-        return list(pool.map(serve, vaults))
+        return list(pool.map(serve, registered(settings, only)))
 
 
-def _settings() -> Settings:
-    from stack.environment import adopt  # noqa: PLC0415  # keeps `import lockstep` free of the stack
-
-    adopt(load_settings())
-    return load_settings()
-
-
-def _registered(settings: Settings, only: str | None) -> list[RegisteredVault]:
-    if settings.postgres_dsn is None:
-        raise InvalidInput("no database is known.", next_step="start the stack with `lockstep up`.")
-    with connect(settings.postgres_dsn, application_name="lockstep-produce") as connection:
-        vaults = VaultRegistry(connection).vaults()
-    found = [vault for vault in vaults if only in (None, vault.id)]
-    if not found:
-        who = f"vault {only} is not registered" if only else "no vault is registered"
-        raise InvalidInput(f"{who}.", next_step="add it with `lockstep vaults add --id … --url …`.")
-    return found
+def _write_down(reports: list[ProducerReport], reason: str) -> None:
+    """Who made a pass by hand and what came of it. A warehouse that is down must not undo the pass."""
+    try:
+        with warehouse(adopted_settings()).store() as store:
+            for report in reports:
+                detail = {"listed": report.listed, "produced": len(report.produced), "gaps": len(report.gaps)}
+                store.audit("produce", report.vault, actor=getpass.getuser(), reason=reason, detail=detail)
+    except LockstepError as error:
+        console.print(f"[yellow]not audited[/] {error}", soft_wrap=True, highlight=False)
 
 
 def _print(reports: list[ProducerReport]) -> None:

@@ -1,34 +1,32 @@
-"""Staging: raw CSV files into unlogged tables, many windows at once, on Spark's workers.
+"""Staging: raw CSV files read, checked and typed, many windows at once, on Spark's workers.
 
 What belongs here: what one task does with its files, and the Spark call that runs the tasks. What does not: which
-windows (rules.py) and what becomes of staged rows (store.py). A task may run twice or die half-way: what it wrote then
-carries a load number that nobody was told, so it is never applied.
+windows (rules.py), where staged rows are written (places.py) and what becomes of them (store.py). A task may run twice
+or die half-way: what it wrote then carries a load number that nobody was told, so it is never applied.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 import secrets
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from botocore.exceptions import BotoCoreError, ClientError
 from pyarrow import csv
 
 from lockstep.kernel.errors import LockstepError, Terminal, Transient
-from lockstep.kernel.postgres import Connection, as_lockstep_error
 from lockstep.warehouse.dialect import DELETE, DELETED, DELETED_DATE, KIND, LOAD, ROW, UPSERT
 from lockstep.warehouse.model import ColumnType, Table
-from lockstep.warehouse.postgres import PostgresDialect
 from lockstep.windows.model import FileType, RawFile
 
 if TYPE_CHECKING:
@@ -40,9 +38,10 @@ WHOLE_BYTES = 4 * 2**20
 FLUSH_BYTES = 16 * 2**20
 BLOCK_BYTES = 2**20
 CHUNK_BYTES = 2**18
+READERS = 4
+FILES_AHEAD = 8
 
 _RESULT = "number int, load bigint, failure string, message string, doubled string"
-_CONTEXT = re.compile(r"line (?P<line>\d+)(, column (?P<column>[^:]+))?")
 _ROW_SHAPE = re.compile(r"Row #\d+: Expected \d+ columns, got \d+")
 
 
@@ -55,15 +54,41 @@ class StageJob:
     files: tuple[RawFile, ...]
 
 
+class Piece(NamedTuple):
+    """Rows of one file, tagged and in the order of `columns`, ready to be written."""
+
+    object: str
+    kind: str
+    load: int
+    columns: tuple[str, ...]
+    rows: pa.Table
+    types: Mapping[str, ColumnType]
+
+
+class Writer(Protocol):
+    """Puts pieces where the warehouse applies them from. Used by one task."""
+
+    def write(self, pieces: Sequence[Piece]) -> None:
+        """Write all of them or none. Raises `LockstepError`."""
+        ...
+
+    def finish(self, load: int) -> None:
+        """The last piece of a load was written."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is open."""
+        ...
+
+
 @dataclass(frozen=True)
 class StageTarget:
     """Where tasks read and write. The factories travel to the workers, clients do not."""
 
     bucket: str
-    schema: str
     tables: Mapping[str, Table] = field(hash=False)
     open_s3: Callable[[], Any]
-    connect: Callable[[], Connection]
+    open_writer: Callable[[], Writer]
 
 
 class StageResult(NamedTuple):
@@ -85,13 +110,15 @@ def stage(spark: SparkSession, target: StageTarget, jobs: Sequence[StageJob]) ->
     except Exception as error:
         # Spark's own failures (a lost worker, a restarted server) say nothing about the data.
         raise Transient(f"Spark could not stage: {type(error).__name__} {str(error)[:300]}") from error
-    return sorted((_result(row, jobs) for row in rows), key=lambda one: one.number)
+    units = {job.number: job.unit for job in jobs}
+    return sorted((_result(row, units) for row in rows), key=lambda one: one.number)
 
 
 def stage_share(target: StageTarget, jobs: Sequence[StageJob]) -> Iterator[StageResult]:
     """What one task does: read, check and copy its windows; also what runs where there is no Spark."""
-    with closing(target.connect()) as connection:
-        batch = _Batch(target, connection)
+    client = cached(target.open_s3)
+    with closing(target.open_writer()) as writer, _Fetcher(client, target.bucket, jobs) as fetcher:
+        batch = _Batch(target, writer, fetcher)
         for job in jobs:
             batch.add(job)
             if batch.size > FLUSH_BYTES:
@@ -116,46 +143,81 @@ def _task(
             yield pa.RecordBatch.from_pydict(columns)
 
 
-def _result(row: Any, jobs: Sequence[StageJob]) -> StageResult:
-    unit = jobs[row["number"] - jobs[0].number].unit
+def _result(row: Any, units: Mapping[int, str]) -> StageResult:
     doubled = frozenset(name for name in row["doubled"].split(",") if name)
     error: LockstepError | None = None
     if row["failure"]:
         kind = Transient if row["failure"] == "transient" else Terminal
-        error = kind(row["message"], unit=unit)
+        error = kind(row["message"], unit=units[row["number"]])
     return StageResult(row["number"], row["load"], error, doubled)
-
-
-class _Piece(NamedTuple):
-    """Rows of one file, ready to be copied."""
-
-    object: str
-    columns: tuple[str, ...]
-    rows: pa.Table
 
 
 @dataclass
 class _Loaded:
     job: StageJob
     load: int
-    pieces: list[_Piece] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     doubled: set[str] = field(default_factory=set)
     error: LockstepError | None = None
 
 
-class _Batch:
-    """Windows that are read but not yet copied. One COPY per table and header serves all of them."""
+class _Fetcher:
+    """Gets small files ahead of their turn, a few at a time: over a network each costs more waiting than work."""
 
-    def __init__(self, target: StageTarget, connection: Connection) -> None:
+    def __init__(self, client: Any, bucket: str, jobs: Sequence[StageJob]) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._rest = iter([file for job in jobs for file in job.files if file.bytes <= WHOLE_BYTES])
+        self._next = next(self._rest, None)
+        self._under_way: deque[tuple[RawFile, Future[bytes]]] = deque()
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="get")
+
+    def __enter__(self) -> _Fetcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def body(self, file: RawFile) -> bytes:
+        """The bytes of a small file. Files come in the order of the jobs; those of a window that failed are passed."""
+        self._ask()
+        while True:
+            known, future = self._under_way.popleft()
+            self._ask()
+            if known.key == file.key:
+                return future.result()
+
+    def chunks(self, file: RawFile) -> Iterator[bytes]:
+        """The bytes of a large file, piece by piece."""
+        answer = self._client.get_object(Bucket=self._bucket, Key=file.key)
+        yield from answer["Body"].iter_chunks(CHUNK_BYTES)
+
+    def _ask(self) -> None:
+        size = sum(file.bytes for file, _ in self._under_way)
+        while self._next is not None and len(self._under_way) < FILES_AHEAD:
+            if self._under_way and size + self._next.bytes > WHOLE_BYTES:
+                return
+            size += self._next.bytes
+            self._under_way.append((self._next, self._pool.submit(self._get, self._next)))
+            self._next = next(self._rest, None)
+
+    def _get(self, file: RawFile) -> bytes:
+        body: bytes = self._client.get_object(Bucket=self._bucket, Key=file.key)["Body"].read()
+        return body
+
+
+class _Batch:
+    """Windows that are read but not yet written. One call of the writer serves all of them."""
+
+    def __init__(self, target: StageTarget, writer: Writer, fetcher: _Fetcher) -> None:
         self._target = target
-        self._connection = connection
-        self._s3 = _cached(target.open_s3)
-        self._dialect = PostgresDialect()
+        self._writer = writer
+        self._fetcher = fetcher
         self._loaded: list[_Loaded] = []
         self.size = 0
 
     def add(self, job: StageJob) -> None:
-        """Read a window. Small files stay in memory until `flush`; a large one is copied at once."""
+        """Read a window. Small files stay in memory until `flush`; a large one is written at once."""
         loaded = _Loaded(job, secrets.randbits(62))
         self._loaded.append(loaded)
         try:
@@ -163,47 +225,51 @@ class _Batch:
                 self._read(loaded, file)
         except LockstepError as error:
             loaded.error = error
-        except (psycopg.Error, BotoCoreError, ClientError, OSError) as error:
+        except (BotoCoreError, ClientError, OSError) as error:
             loaded.error = _known(error, job.unit)
 
     def flush(self) -> Iterator[StageResult]:
-        """Copy what is in memory. If that fails, copy window by window, so that the fault finds its owner."""
+        """Write what is in memory and say what became of each window."""
+        self._spill()
+        for one in self._loaded:
+            if one.error is None:
+                self._finish(one)
+            yield StageResult(one.job.number, one.load, one.error, frozenset(one.doubled))
+        self._loaded = []
+
+    def _spill(self) -> None:
+        """Write what is in memory. If that fails, write window by window, so that the fault finds its owner."""
         whole = [one for one in self._loaded if one.error is None]
         try:
-            self._copy([piece for one in whole for piece in one.pieces])
-        except psycopg.Error:
+            self._writer.write([piece for one in whole for piece in one.pieces])
+        except LockstepError:
             for one in whole:
-                self._copy_alone(one)
+                self._write_alone(one)
         for one in self._loaded:
-            yield StageResult(one.job.number, one.load, one.error, frozenset(one.doubled))
-        self._loaded, self.size = [], 0
+            one.pieces.clear()
+        self.size = 0
 
-    def _copy_alone(self, loaded: _Loaded) -> None:
+    def _write_alone(self, loaded: _Loaded) -> None:
         try:
             for piece in loaded.pieces:
-                self._copy([piece])
-        except psycopg.Error as error:
-            loaded.error = _copy_error(error, loaded.job.unit, piece.object)
+                self._writer.write([piece])
+        except LockstepError as error:
+            error.unit = loaded.job.unit
+            loaded.error = error
 
-    def _copy(self, pieces: Sequence[_Piece]) -> None:
-        groups: dict[tuple[str, tuple[str, ...]], list[pa.Table]] = {}
-        for piece in pieces:
-            groups.setdefault((piece.object, piece.columns), []).append(piece.rows)
-        if self._connection.closed:
-            self._connection = self._target.connect()
-        with self._connection.transaction(), self._connection.cursor() as cursor:
-            for (table, columns), tables in groups.items():
-                statement = self._dialect.copy_into(self._target.schema, table, columns)
-                with cursor.copy(statement.encode()) as copy:
-                    for rows in tables:
-                        copy.write(_encoded(rows))
+    def _finish(self, loaded: _Loaded) -> None:
+        try:
+            self._writer.finish(loaded.load)
+        except LockstepError as error:
+            error.unit = loaded.job.unit
+            loaded.error = error
 
     def _read(self, loaded: _Loaded, file: RawFile) -> None:
         table = self._target.tables[file.object]
         if file.bytes > WHOLE_BYTES:
             self._stream(loaded, file, table)
             return
-        body = self._s3.get_object(Bucket=self._target.bucket, Key=file.key)["Body"].read()
+        body = self._fetcher.body(file)
         _check_digest(hashlib.sha256(body).hexdigest(), file, loaded.job.unit)
         rows = _parse(pa.BufferReader(body), file, loaded.job.unit)
         _check_rows(rows.num_rows, file, loaded.job.unit)
@@ -213,6 +279,8 @@ class _Batch:
         if rows.num_rows:
             loaded.pieces.append(_tagged(rows, file, table, loaded.load, 0))
             self.size += len(body)
+            if self.size > FLUSH_BYTES:
+                self._spill()  # one window of many files must not fill the memory either
 
     def _stream(self, loaded: _Loaded, file: RawFile, table: Table) -> None:
         """Bounded memory: to disk with the digest, then block by block into the database."""
@@ -221,7 +289,7 @@ class _Batch:
             loaded.doubled.add(file.object)  # a set of all keys would not be bounded; the sink looks itself
         with tempfile.TemporaryFile() as disk:
             digest = hashlib.sha256()
-            for chunk in self._s3.get_object(Bucket=self._target.bucket, Key=file.key)["Body"].iter_chunks(CHUNK_BYTES):
+            for chunk in self._fetcher.chunks(file):
                 digest.update(chunk)
                 disk.write(chunk)
             _check_digest(digest.hexdigest(), file, unit)
@@ -230,12 +298,16 @@ class _Batch:
             for batch in _blocks(disk, file, unit):
                 rows = pa.Table.from_batches([batch])
                 _check_key(rows, file, table, unit)
-                try:
-                    self._copy([_tagged(rows, file, table, loaded.load, done)])
-                except psycopg.Error as error:
-                    raise _copy_error(error, unit, file.object) from None
+                self._write_block(_tagged(rows, file, table, loaded.load, done), unit)
                 done += rows.num_rows
         _check_rows(done, file, unit)
+
+    def _write_block(self, piece: Piece, unit: str) -> None:
+        try:
+            self._writer.write([piece])
+        except LockstepError as error:
+            error.unit = unit
+            raise
 
 
 def _parse(source: Any, file: RawFile, unit: str) -> pa.Table:
@@ -270,7 +342,7 @@ def _options(file: RawFile) -> tuple[csv.ReadOptions, csv.ParseOptions, csv.Conv
     )
 
 
-def _tagged(rows: pa.Table, file: RawFile, table: Table, load: int, before: int) -> _Piece:
+def _tagged(rows: pa.Table, file: RawFile, table: Table, load: int, before: int) -> Piece:
     """The rows with their tags in front, in the order in which COPY names the columns."""
     columns = table.key if file.type is FileType.DELETE else file.columns
     deleted = pa.nulls(rows.num_rows, pa.string())
@@ -285,7 +357,11 @@ def _tagged(rows: pa.Table, file: RawFile, table: Table, load: int, before: int)
         DELETED: deleted,
     }
     data = {name: _typed(rows.column(name), known[name].type) for name in columns}
-    return _Piece(file.object, tuple(columns), pa.table({**tags, **data}))
+    return Piece(file.object, kind, load, tuple(columns), pa.table({**tags, **data}), _types(table, columns))
+
+
+def _types(table: Table, columns: Sequence[str]) -> dict[str, ColumnType]:
+    return {name: table.by_name[name].type for name in columns}
 
 
 def _typed(column: pa.ChunkedArray, kind: ColumnType) -> pa.ChunkedArray:
@@ -293,12 +369,6 @@ def _typed(column: pa.ChunkedArray, kind: ColumnType) -> pa.ChunkedArray:
     if kind is ColumnType.TEXT:
         return column
     return pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
-
-
-def _encoded(rows: pa.Table) -> memoryview:
-    sink = io.BytesIO()
-    csv.write_csv(rows, sink, csv.WriteOptions(include_header=False, quoting_style="needed"))
-    return sink.getbuffer()
 
 
 def _is_doubled(rows: pa.Table, table: Table) -> bool:
@@ -344,20 +414,7 @@ def _unreadable(error: pa.ArrowException, file: RawFile, unit: str) -> Terminal:
     )
 
 
-def _copy_error(error: psycopg.Error, unit: str, table: str) -> LockstepError:
-    """The database's refusal with its place in the file, without the value."""
-    known = as_lockstep_error(error)
-    if isinstance(known, Transient):
-        return known
-    place = _CONTEXT.search(error.diag.context or "")
-    where = f"row {place['line']}" + (f", column {place['column']}" if place["column"] else "") if place else "a row"
-    words = (error.diag.message_primary or type(error).__name__).split(":")[0]
-    return Terminal(f"{table}, {where}: {words} [{error.sqlstate}].", unit=unit)
-
-
 def _known(error: Exception, unit: str) -> LockstepError:
-    if isinstance(error, psycopg.Error):
-        return as_lockstep_error(error, unit=unit)
     if isinstance(error, ClientError):
         code = str(error.response.get("Error", {}).get("Code", ""))
         if code in ("NoSuchKey", "404"):
@@ -369,7 +426,8 @@ def _known(error: Exception, unit: str) -> LockstepError:
 _clients: dict[Any, Any] = {}
 
 
-def _cached(factory: Callable[[], Any]) -> Any:
+def cached(factory: Callable[[], Any]) -> Any:
+    """What the factory makes, once per process."""
     key: Any = factory
     if isinstance(factory, partial):
         key = (factory.func, factory.args, tuple(sorted(factory.keywords.items())))

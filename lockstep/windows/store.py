@@ -6,19 +6,22 @@ queue in DynamoDB (ledger.py), the order of work (worker.py).
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from psycopg import Cursor, Pipeline
 from psycopg.types.json import Jsonb
 
 from lockstep.kernel.crash import crash_point
-from lockstep.kernel.errors import LostClaim, Terminal, Transient
+from lockstep.kernel.errors import LostClaim, Terminal
 from lockstep.kernel.lease import Lease
-from lockstep.kernel.postgres import Connection, transaction, translated
-from lockstep.warehouse.dialect import DELETE, UPSERT, Change, quoted
+from lockstep.kernel.postgres import Connection, OwnConnection, transaction, translated
+from lockstep.warehouse.dialect import DELETE, UPSERT, Change, Step, name_list, quoted
+from lockstep.warehouse.evolve import read_tables
+from lockstep.warehouse.model import Table
 from lockstep.warehouse.postgres import PostgresDialect
 from lockstep.windows.model import Window, WindowKind
 
@@ -76,8 +79,12 @@ VALUES (%(actor)s, %(action)s, %(vault)s, %(stop)s, %(reason)s, %(detail)s)"""
 _AUDITS = """
 SELECT at, actor, action, stop, reason FROM windows.audit WHERE vault = %s ORDER BY id DESC LIMIT %s"""
 
+_SCHEMAS = "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s) ORDER BY 1"
+
 BEGINNING = datetime(2000, 1, 1, tzinfo=UTC)
 """Where every full archive starts; a lane there waits for its first full load."""
+
+Answer = Cursor[Any]
 
 CHAIN = (WindowKind.INCREMENTAL.value, "gap")
 
@@ -108,16 +115,9 @@ class Claim:
     lease: Lease
     epoch: int
     watermark: datetime
-
-    @property
-    def vault(self) -> str:
-        """The vault of the lane."""
-        return self.lease.lane
-
-    @property
-    def fence(self) -> int:
-        """The number that rises with every claim."""
-        return self.lease.fence
+    vault: str
+    fence: int
+    """The number that rises with every claim, given by the sink itself."""
 
 
 @dataclass(frozen=True)
@@ -152,16 +152,40 @@ class Applied:
     applied_at: datetime
 
 
-class WindowStore:
-    """Lanes and ledger in the warehouse. Thread-safe; reopens its connection when it breaks.
+@dataclass
+class _Moves:
+    """The statements of a window that were sent, and what they answer once the pipeline is synchronized."""
 
-    Windows are applied on a connection that the worker brings, so that a heartbeat never waits for data.
+    changes: Sequence[Change]
+    staged: Answer | None = None
+    deletes: dict[str, Answer] = field(default_factory=dict)
+    upserts: dict[str, Answer] = field(default_factory=dict)
+
+    def counts(self, window: Window) -> dict[str, dict[str, int]]:
+        """Rows by table, after a comparison of what was staged with the manifest; raises `Terminal` if they differ."""
+        _check_counts(window, self.changes, self.staged.fetchall() if self.staged is not None else [])
+        found: dict[str, dict[str, int]] = {}
+        for change in self.changes:
+            name = change.table.name
+            found[name] = {"upserts": change.upserts, "deletes": change.deletes}
+            if name in self.deletes:
+                found[name]["deleted"] = self.deletes[name].rowcount
+            if name in self.upserts:
+                found[name]["upserted"] = self.upserts[name].rowcount
+        return found
+
+
+class WindowStore:
+    """Lanes, ledger and data of a PostgreSQL warehouse. Reopens its connections when they break.
+
+    Lanes and ledger are thread-safe. Windows are applied on a second connection, by one thread at a time, so that a
+    heartbeat never waits for data.
     """
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
-        self._connection: Connection | None = None
-        self._lock = threading.Lock()
+        self._own = OwnConnection(connect)
+        self._data: Connection | None = None
         self._dialect = PostgresDialect()
 
     def lane(self, vault: str) -> Lane | None:
@@ -180,7 +204,7 @@ class WindowStore:
         if not found:
             return None
         fence, epoch, watermark, until = found[0]
-        return Claim(Lease(vault, owner, int(fence), ttl, until), int(epoch), watermark)
+        return Claim(Lease(vault, owner, int(fence), ttl, until), int(epoch), watermark, vault, int(fence))
 
     def renew(self, lease: Lease) -> Lease:
         """Extend a lease; `LostClaim` if a newer fence exists. The kernel's `Heartbeat` calls this."""
@@ -193,7 +217,7 @@ class WindowStore:
         """Give the lane back. A lane that a newer fence holds is left alone."""
         self._run(_RELEASE, {"vault": lease.lane, "owner": lease.owner, "fence": lease.fence})
 
-    def apply(self, connection: Connection, claim: Claim, staged: Staged, schema: str) -> Applied:
+    def apply(self, claim: Claim, staged: Staged, schema: str) -> Applied:
         """Apply one window in one transaction: deletes, upserts, ledger row, watermark.
 
         Raises:
@@ -201,48 +225,48 @@ class WindowStore:
             Terminal: The data cannot be applied; nothing was written.
             Transient: The outcome is unknown; `find` tells it.
         """
-        window = staged.window
         values = self._values(claim, staged)
-        with translated("applying", unit=str(window)):
-            with transaction(connection, what=f"applying {window}"):
-                self._guard(connection, claim)
-                crash_point("windows.apply.after_guard")
-                counts = self._move(connection, staged, schema)
-                values |= {"counts": Jsonb(counts), "rows": _changed(counts)}
-                values["applied_at"] = _record(connection, values)
-                if connection.execute(_ADVANCE, values).rowcount != 1:
-                    raise _lost(claim.vault, claim.fence)
-                crash_point("windows.apply.before_commit")
-            crash_point("windows.apply.after_commit")
+        with self._writing(f"applying {staged.window}") as (connection, pipeline):
+            guard = self._guard(connection, claim)
+            crash_point("windows.apply.after_guard")
+            moves = self._queue_moves(connection, staged, schema)
+            pipeline.sync()
+            self._check_guard(guard, claim)
+            counts = moves.counts(staged.window)
+            values |= {"counts": Jsonb(counts), "rows": _changed(counts)}
+            recorded, advanced = connection.execute(_RECORD, values), connection.execute(_ADVANCE, values)
+            pipeline.sync()
+            if advanced.rowcount != 1:
+                raise _lost(claim.vault, claim.fence)
+            values["applied_at"] = _first(recorded)
+            crash_point("windows.apply.before_commit")
+        crash_point("windows.apply.after_commit")
         return self._applied(values, counts)
 
-    def append(self, connection: Connection, claim: Claim, staged: Staged, schema: str) -> Applied:
+    def append(self, claim: Claim, staged: Staged, schema: str) -> Applied:
         """Apply a log archive: keyed rows and a ledger row in one transaction, the watermark untouched."""
         values = self._values(claim, staged)
-        with translated("appending", unit=str(staged.window)), transaction(connection):
-            self._guard(connection, claim)
-            counts = self._move(connection, staged, schema)
+        with self._writing(f"appending {staged.window}") as (connection, pipeline):
+            guard = self._guard(connection, claim)
+            moves = self._queue_moves(connection, staged, schema)
+            pipeline.sync()
+            self._check_guard(guard, claim)
+            counts = moves.counts(staged.window)
             values |= {"counts": Jsonb(counts), "rows": _changed(counts)}
-            values["applied_at"] = _record(connection, values)
+            values["applied_at"] = _first(connection.execute(_RECORD, values))
         return self._applied(values, counts)
 
-    def fill(self, connection: Connection, staged: Staged, schema: str) -> dict[str, dict[str, int]]:
-        """Move a staged full load into tables that nobody reads yet."""
-        with translated("filling", unit=str(staged.window)), transaction(connection):
-            return self._move(connection, staged, schema)
+    def fill(self, staged: Staged, schema: str) -> dict[str, dict[str, int]]:
+        """Move a staged window into tables that nobody reads yet."""
+        with self._writing(f"filling {staged.window}") as (connection, pipeline):
+            moves = self._queue_moves(connection, staged, schema)
+            pipeline.sync()
+            return moves.counts(staged.window)
 
-    def swap(
-        self,
-        connection: Connection,
-        claim: Claim,
-        staged: Staged,
-        counts: Mapping[str, Any],
-        names: tuple[str, str, str],
-    ) -> Applied:
+    def swap(self, claim: Claim, staged: Staged, counts: Mapping[str, Any], names: tuple[str, str, str]) -> Applied:
         """Put the new tables in place of the old ones and set epoch and watermark, in one transaction.
 
         Args:
-            connection: The worker's connection.
             claim: The lane; its fence and epoch are the condition.
             staged: The full load.
             counts: What `fill` moved.
@@ -253,17 +277,51 @@ class WindowStore:
         has_history = bool(self.history(claim.vault, kinds=("full", *CHAIN)))
         values |= {"new_epoch": claim.epoch + has_history, "opened_by": f"full load {staged.window.stoptime}"}
         values |= {"counts": Jsonb(dict(counts)), "rows": _changed(counts)}
-        with translated("swapping", unit=str(staged.window)), transaction(connection):
-            self._guard(connection, claim)
-            if connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (live,)).rowcount:
+        with self._writing(f"swapping {staged.window}") as (connection, _):
+            self._check_guard(self._guard(connection, claim), claim)
+            if connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (live,)).fetchone():
                 connection.execute(f"ALTER SCHEMA {quoted(live)} RENAME TO {quoted(old)}".encode())
             connection.execute(f"ALTER SCHEMA {quoted(fresh)} RENAME TO {quoted(live)}".encode())
-            values["applied_at"] = _record(connection, values | {"epoch": values["new_epoch"]})
-            if connection.execute(_REBASE, values).rowcount != 1:
-                raise _lost(claim.vault, claim.fence)
+            recorded = connection.execute(_RECORD, values | {"epoch": values["new_epoch"]})
+            connection.execute(_REBASE, values)  # the guard holds the row: fence and epoch cannot have moved
+            values["applied_at"] = _first(recorded)
             crash_point("windows.swap.before_commit")
         crash_point("windows.swap.after_commit")
         return self._applied(values | {"epoch": values["new_epoch"]}, counts)
+
+    def transact(self, steps: Iterable[Step], *, unit: str) -> None:
+        """Run the steps in one transaction: all of them, or none."""
+        with self._writing(f"writing for {unit}") as (connection, _):
+            for step in steps:
+                connection.execute(step.sql.encode(), step.parameters or None)
+
+    def renew_schema(self, name: str) -> None:
+        """An empty schema of this name, whatever was there."""
+        with self._writing(f"making {name}") as (connection, _):
+            connection.execute(f"DROP SCHEMA IF EXISTS {quoted(name)} CASCADE".encode())
+            connection.execute(f"CREATE SCHEMA {quoted(name)}".encode())
+
+    def drop_schemas(self, prefix: str) -> None:
+        """Drop the schemas whose names begin so: what dead workers left, or scratch tables."""
+        for (name,) in self._run(_SCHEMAS, (prefix,)):
+            self._run(f"DROP SCHEMA IF EXISTS {quoted(name)} CASCADE", None)
+
+    def tables(self, schema: str) -> dict[str, Table]:
+        """The tables of a schema as they are now, by name."""
+        return read_tables(self._opened(), schema)
+
+    def count(self, schema: str, table: str) -> int:
+        """The rows of a table."""
+        return int(self._run(f"SELECT count(*) FROM {quoted(schema, table)}", None)[0][0])  # noqa: S608
+
+    def only_in(self, schema: str, other: str, table: Table) -> int:
+        """How many rows `schema` has that `other` does not have."""
+        columns = name_list([column.name for column in table.columns])
+        query = (
+            f"SELECT count(*) FROM (SELECT {columns} FROM {quoted(schema, table.name)} "  # noqa: S608
+            f"EXCEPT ALL SELECT {columns} FROM {quoted(other, table.name)}) AS difference"
+        )
+        return int(self._run(query, None)[0][0])
 
     def find(self, vault: str, load_id: str) -> Applied | None:
         """The ledger row that one attempt wrote, or None: what really happened when an answer was lost."""
@@ -297,11 +355,12 @@ class WindowStore:
             "counts": Jsonb({}),
             "sha256": "",
         }
-        connection = self._connect()
-        with connection, transaction(connection, what="skipping"):
-            self._guard(connection, claim)
-            _record(connection, values)
-            if connection.execute(_ADVANCE, values).rowcount != 1:
+        with self._writing("skipping") as (connection, pipeline):
+            self._check_guard(self._guard(connection, claim), claim)
+            connection.execute(_RECORD, values)
+            advanced = connection.execute(_ADVANCE, values)
+            pipeline.sync()
+            if advanced.rowcount != 1:
                 raise _lost(claim.vault, claim.fence)
 
     def rewind(self, claim: Claim, watermark: datetime, opened_by: str) -> int:
@@ -339,9 +398,29 @@ class WindowStore:
         return self._run(_AUDITS, (vault, limit))
 
     def close(self) -> None:
-        """Close the connection; the next call opens one."""
-        with self._lock:
-            self._drop()
+        """Close both connections; the next call opens what it needs."""
+        self._own.close()
+        if self._data is not None:
+            self._data.close()
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[tuple[Connection, Pipeline]]:
+        """One transaction on the data connection, its statements sent without waiting for each answer.
+
+        After an error the connection is dropped: what a broken pipeline still holds must not meet the next window.
+        """
+        connection = self._opened()
+        try:
+            with translated(what), connection.pipeline() as pipeline, transaction(connection, what=what):
+                yield connection, pipeline
+        except BaseException:
+            connection.close()
+            raise
+
+    def _opened(self) -> Connection:
+        if self._data is None or self._data.closed or self._data.broken:
+            self._data = self._connect()
+        return self._data
 
     def _values(self, claim: Claim, staged: Staged) -> dict[str, Any]:
         window = staged.window
@@ -356,56 +435,39 @@ class WindowStore:
             "sha256": staged.sha256,
         }
 
-    def _guard(self, connection: Connection, claim: Claim) -> None:
+    def _guard(self, connection: Connection, claim: Claim) -> Answer:
         lease = claim.lease
         values = {"vault": lease.lane, "owner": lease.owner, "fence": lease.fence, "epoch": claim.epoch}
-        if connection.execute(_GUARD, values).fetchone() is None:
+        return connection.execute(_GUARD, values)
+
+    def _check_guard(self, guard: Answer, claim: Claim) -> None:
+        if guard.fetchone() is None:
             raise _lost(claim.vault, claim.fence)
 
-    def _move(self, connection: Connection, staged: Staged, schema: str) -> dict[str, dict[str, int]]:
-        """Check what is staged against the manifest, then delete and upsert table by table, in one fixed order."""
+    def _queue_moves(self, connection: Connection, staged: Staged, schema: str) -> _Moves:
+        """Send the count of what is staged, then deletes and upserts table by table, in one fixed order."""
         changes = sorted((one for one in staged.changes if one.upserts or one.deletes), key=lambda one: one.table.name)
+        moves, load = _Moves(changes), {"load": staged.load}
         if not changes:
-            return {}
-        load = {"load": staged.load}
-        _check_counts(
-            staged.window,
-            changes,
-            connection.execute(self._dialect.count_staged(staged.schema, changes).encode(), load).fetchall(),
-        )
-        counts: dict[str, dict[str, int]] = {}
+            return moves
+        moves.staged = connection.execute(self._dialect.count_staged(staged.schema, changes).encode(), load)
         for change in changes:
-            done = counts.setdefault(change.table.name, {"upserts": change.upserts, "deletes": change.deletes})
             if change.deletes:
                 step = self._dialect.delete(schema, staged.schema, change)
-                done["deleted"] = connection.execute(step.sql.encode(), load).rowcount
+                moves.deletes[change.table.name] = connection.execute(step.sql.encode(), load)
         crash_point("windows.apply.after_deletes")
         for change in changes:
             if change.upserts:
                 step = self._dialect.upsert(schema, staged.schema, change)
-                counts[change.table.name]["upserted"] = connection.execute(step.sql.encode(), load).rowcount
-        return counts
+                moves.upserts[change.table.name] = connection.execute(step.sql.encode(), load)
+        return moves
 
     def _applied(self, values: Mapping[str, Any], counts: Mapping[str, Any]) -> Applied:
         plain = {name: values[name] for name in ("vault", "epoch", "kind", "start", "stop", "load_id", "fence", "rows")}
         return Applied(**plain, counts=counts, sha256=values["sha256"], applied_at=values["applied_at"])
 
     def _run(self, statement: str, parameters: Any) -> list[Any]:
-        with self._lock:
-            try:
-                with translated("ledger call"):
-                    if self._connection is None or self._connection.closed:
-                        self._connection = self._connect()
-                    cursor = self._connection.execute(statement.encode(), parameters)
-                    return cursor.fetchall() if cursor.description else []
-            except Transient:
-                self._drop()  # the next call starts on a fresh connection
-                raise
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
+        return self._own.run(statement, parameters, what="ledger call")
 
 
 def _changed(counts: Mapping[str, Mapping[str, int]]) -> int:
@@ -413,11 +475,10 @@ def _changed(counts: Mapping[str, Mapping[str, int]]) -> int:
     return sum(one.get("upserted", 0) + one.get("deleted", 0) for one in counts.values())
 
 
-def _record(connection: Connection, values: Mapping[str, Any]) -> datetime:
-    row = connection.execute(_RECORD, values).fetchone()
+def _first(answer: Answer) -> Any:
+    row = answer.fetchone()
     assert row is not None  # noqa: S101  # RETURNING of one inserted row
-    recorded: datetime = row[0]
-    return recorded
+    return row[0]
 
 
 def _check_counts(window: Window, changes: Sequence[Change], found: Sequence[tuple[int, Any, int]]) -> None:

@@ -22,18 +22,22 @@ from lockstep.kernel.errors import LockstepError, LostClaim, Terminal, Transient
 from lockstep.kernel.ids import IdSource, SystemIds
 from lockstep.kernel.lease import Heartbeat
 from lockstep.kernel.logs import get_logger
-from lockstep.kernel.postgres import Connection
 from lockstep.kernel.retry import RetryPolicy
 from lockstep.warehouse.model import vault_schema
 from lockstep.windows import epochs, rules
 from lockstep.windows.ledger import WindowLedger
 from lockstep.windows.model import QueueRow, Window, WindowKind, WindowStatus
 from lockstep.windows.prepare import Preparer
-from lockstep.windows.store import Applied, Claim, Lane, Staged, WindowStore
+from lockstep.windows.sink import Sink
+from lockstep.windows.store import Applied, Claim, Lane, Staged
 
 _log = get_logger(__name__)
 
 Progress = Callable[[Applied], None]
+Refetch = Callable[[QueueRow], bool]
+"""Asks the source for a window once more; True if the queue row points at other raw files now."""
+Alarm = Callable[[Window, int, LockstepError], None]
+"""Tells people that a window failed, under which fence and why."""
 _MIRROR_SECONDS = 0.3
 _REPAIR_BACK = timedelta(days=2)  # more windows than a mirror can be behind
 
@@ -62,7 +66,16 @@ class DrainReport:
     watermark: datetime | None = None
     reason: str = "nothing to apply"
     stopped_before: Window | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=lambda: {"waited": 0.0, "commit": 0.0})
+    """How long commits took, and how long they waited for windows to be staged."""
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Whom a worker may turn to besides its stores: the source of a window, and the people who look after it."""
+
+    refetch: Refetch | None = None
+    alarm: Alarm | None = None
 
 
 class WindowFailed(Terminal):
@@ -82,22 +95,22 @@ class WindowWorker:
 
     def __init__(
         self,
-        store: WindowStore,
+        store: Sink,
         ledger: WindowLedger,
         preparer: Preparer,
         *,
-        connect: Callable[[], Connection],
         clock: Clock | None = None,
         ids: IdSource | None = None,
         policy: DrainPolicy | None = None,
+        outside: Outside | None = None,
     ) -> None:
         self.store = store
         self.ledger = ledger
         self.preparer = preparer
-        self.connect = connect
         self.clock = clock or SystemClock()
         self.ids = ids or SystemIds()
         self.policy = policy or DrainPolicy()
+        self._outside = outside or Outside()
 
     def drain(
         self,
@@ -154,13 +167,39 @@ class WindowWorker:
     def load_full(self, claim: Claim, row: QueueRow) -> Claim:
         """Load a full archive; if that cannot be done it is FAILED and the lane stays where it is."""
         try:
-            return epochs.load_full(self, claim, row)
+            return epochs.load_full(self, claim, self.as_offered(row))
         except LostClaim:
             raise
         except LockstepError as error:
-            self.ledger.failed(row.window, fence=claim.fence, error=str(error))
-            self.store.audit("failed", claim.vault, actor="lockstep", stop=row.window.stop, reason=error.what[:500])
+            self.fail(claim, row.window, error)
             raise WindowFailed(error.what, unit=str(row.window), next_step="fix the cause and retry it.") from error
+
+    def as_offered(self, row: QueueRow) -> QueueRow:
+        """The row, pointing at what the source offers now if the window failed before and was published anew.
+
+        A source that cannot be asked costs a warning: the raw files that we have may be sound, the cause elsewhere.
+        """
+        if self._outside.refetch is None or row.last_error is None:
+            return row
+        try:
+            replaced = self._outside.refetch(row)
+        except LockstepError as error:
+            _log.warning("the source was not asked again", window=str(row.window), error=str(error))
+            return row
+        _log.info("asked the source again", window=str(row.window), replaced=replaced)
+        return (self.ledger.get(row.window) or row) if replaced else row
+
+    def fail(self, claim: Claim, window: Window, error: LockstepError) -> None:
+        """Show a failure everywhere people look: queue row, audit, log, alert. Nothing here may hide the failure."""
+        self.ledger.failed(window, fence=claim.fence, error=str(error))
+        self.store.audit("failed", window.vault, actor="lockstep", stop=window.stop, reason=error.what[:500])
+        _log.error("window failed", window=str(window), error=str(error))
+        if self._outside.alarm is None:
+            return
+        try:
+            self._outside.alarm(window, claim.fence, error)
+        except Exception as problem:  # whatever an alert does wrong, the failure itself must be reported
+            _log.warning("no alert could be raised", window=str(window), error=str(problem))
 
     def _opened(self, vault: str) -> tuple[Lane | None, QueueRow | None]:
         """The lane, begun at its newest full load if it has not begun yet: that row is then still to be loaded."""
@@ -189,7 +228,6 @@ class _Drain:
         self._watermark = claim.watermark
         self._report = DrainReport(claim.vault, watermark=claim.watermark)
         self._mirror = _Mirror(worker.ledger, claim)
-        self._connection: Connection | None = None
         self._schema = vault_schema(claim.vault)
         self._started = worker.clock.monotonic()
 
@@ -200,15 +238,12 @@ class _Drain:
         if not chain:
             self._report.reason = self._why_not(rows)
             return self._report
+        chain[0] = self._worker.as_offered(chain[0])
         if self._own is None:
             self._own = chain[0].window.stop
         self._show_first(chain[0])
-        try:
-            with self._mirror:
-                self._through(chain)
-        finally:
-            if self._connection is not None:
-                self._connection.close()
+        with self._mirror:
+            self._through(chain)
         return self._report
 
     def _through(self, chain: list[QueueRow]) -> None:
@@ -217,7 +252,8 @@ class _Drain:
             upcoming = self._ahead(ahead, chain, first=True)
             while upcoming is not None:
                 rows, future = upcoming
-                prepared = future.result()
+                with self._timed("waited"):
+                    prepared = future.result()
                 chain = chain[len(rows) :]
                 upcoming = self._ahead(ahead, chain) if len(prepared) == len(rows) else None
                 if not self._commit_all(rows, prepared) or self._spent():
@@ -268,13 +304,22 @@ class _Drain:
 
     def _apply(self, staged: Staged) -> Applied:
         try:
-            return self._worker.store.apply(self._open(), self._claim, staged, self._schema)
+            with self._timed("commit"):
+                return self._worker.store.apply(self._claim, staged, self._schema)
         except (Transient, LostClaim):
             # The answer may be lost, not the commit: the sink's own ledger tells.
             found = self._worker.store.find(self._claim.vault, staged.load_id(self._claim.fence))
             if found is None:
                 raise
             return found
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        started = self._worker.clock.monotonic()
+        try:
+            yield
+        finally:
+            self._report.seconds[name] += self._worker.clock.monotonic() - started
 
     def _committed(self, row: QueueRow, applied: Applied) -> None:
         self._watermark = applied.stop
@@ -296,9 +341,7 @@ class _Drain:
             _log.warning("drain ends before a window", window=str(window), error=str(error))
             self._worker.ledger.ready(window, fence=self._claim.fence, error=str(error), was=WindowStatus.PROCESSING)
             return False
-        self._worker.ledger.failed(window, fence=self._claim.fence, error=str(error))
-        self._worker.store.audit("failed", window.vault, actor="lockstep", stop=window.stop, reason=error.what[:500])
-        _log.error("window failed, its lane stops", window=str(window), error=str(error))
+        self._worker.fail(self._claim, window, error)
         raise WindowFailed(
             error.what,
             unit=str(window),
@@ -345,11 +388,6 @@ class _Drain:
             self._report.reason = "this drain has done its share; the next one goes on"
             return True
         return False
-
-    def _open(self) -> Connection:
-        if self._connection is None or self._connection.closed or self._connection.broken:
-            self._connection = self._worker.connect()
-        return self._connection
 
 
 class _Mirror:

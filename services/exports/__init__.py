@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI
 
+from lockstep.exports.budget import BudgetStore
 from lockstep.exports.clients import ClientStore
 from lockstep.exports.model import Limits
 from lockstep.exports.sink import ObjectStore
@@ -22,6 +23,7 @@ from resources.exports import export_limits, export_objects, export_place, state
 from services import shell
 from services.checks import postgres_check, s3_check, sqs_check
 from services.exports.allow import TrueAllow
+from services.exports.budget import TellBudget
 from services.exports.contract import DESCRIPTION, EXPORT_PROBLEMS, complete_openapi
 from services.exports.metrics import export_readings
 from services.exports.routes import router
@@ -34,6 +36,7 @@ class Doors:
     """What the routes use while the service runs."""
 
     clients: ClientStore
+    budgets: BudgetStore
     jobs: JobStore
     objects: ObjectStore
     limits: Limits
@@ -52,6 +55,7 @@ def create_app(settings: Settings) -> FastAPI:
         with state_pool(settings, application_name="lockstep-exports", max_size=CONNECTIONS) as state:
             app.state.doors = Doors(
                 clients=ClientStore(state),
+                budgets=BudgetStore(state, per_minute=limits.requests_per_minute),
                 jobs=JobStore(state, place=export_place(settings), limits=limits),
                 objects=export_objects(settings),
                 limits=limits,
@@ -75,6 +79,7 @@ def create_app(settings: Settings) -> FastAPI:
         max_body_bytes=limits.max_body_bytes,
     )
     app.include_router(router)
+    app.add_middleware(TellBudget)
     app.add_middleware(TrueAllow, routes=[*router.routes, *app.router.routes])
     complete_openapi(app)
     return app

@@ -45,6 +45,7 @@ PROBLEM_TYPES: Final[dict[str, str]] = {
     "idempotency-key-in-flight": "The first request with this key is still being answered. Repeat after `Retry-After`.",
     "unsupported-media-type": "The body must be `application/json`.",
     "content-too-large": "The body is larger than `GET /limits` allows.",
+    "too-many-requests": "You sent more requests than `GET /limits` allows. Repeat after `Retry-After`.",
     "transient": "A part that the service needs is away. Repeat after `Retry-After`.",
     "internal-error": "Something unexpected happened. Tell us the `traceId`.",
 }
@@ -188,6 +189,8 @@ class LimitsView(View):
     key_pattern: str
     idempotency_hours: int
     download_seconds: int
+    requests_per_minute: int
+    longest_wait_seconds: int
 
 
 class SecretView(View):
@@ -336,25 +339,41 @@ EXPORT_PROBLEMS: Mapping[type[Exception], Handler] = {
 }
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route: a problem for each of these statuses, 401 and 503 always."""
-    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemView"}}}
-    found: dict[int | str, dict[str, Any]] = {}
-    for status in sorted({*statuses, 401, 503}):
-        answer: dict[str, Any] = {"description": HTTPStatus(status).phrase, "content": content}
-        if status in (503,):
-            answer["headers"] = {"Retry-After": header("Seconds to wait.", "integer")}
-        found[status] = answer
-    return found
-
-
 def header(description: str, kind: str = "string") -> dict[str, Any]:
     """A documented response header."""
     return {"description": description, "schema": {"type": kind}}
 
 
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route: a problem for each of these statuses; 401, 429 and 503 always."""
+    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemView"}}}
+    return {
+        status: {
+            "description": HTTPStatus(status).phrase,
+            "content": content,
+            **({"headers": _PROBLEM_HEADERS[status]} if status in _PROBLEM_HEADERS else {}),
+        }
+        for status in sorted({*statuses, 401, 429, 503})
+    }
+
+
+_RETRY = {"Retry-After": header("Seconds to wait.", "integer")}
+_PROBLEM_HEADERS: Final[dict[int, dict[str, Any]]] = {
+    401: {"WWW-Authenticate": header("How to say who you are.")},
+    429: _RETRY,
+    503: _RETRY,
+}
+_EVERY_ANSWER: Final[dict[str, Any]] = {"traceparent": header("The trace of this request (W3C), for questions to us.")}
+_COUNTED_ANSWER: Final[dict[str, Any]] = {
+    "RateLimit-Limit": header("Requests that you may send in a minute.", "integer"),
+    "RateLimit-Remaining": header("Requests that would be answered now.", "integer"),
+    "RateLimit-Reset": header("Seconds until the budget is full again.", "integer"),
+    "RateLimit-Policy": header("The limit and its window in seconds."),
+}
+
+
 def complete_openapi(app: FastAPI) -> None:
-    """Add what the types of the routes cannot say: the problem schema, and no default 422 of FastAPI."""
+    """Add what the types of the routes cannot say: the problem schema, common headers, no default 422 of FastAPI."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema:
@@ -378,6 +397,10 @@ def _use_problems(schema: dict[str, Any], components: dict[str, Any]) -> None:
                     answer["content"] = problems(422)[422]["content"]
             if path == "/readyz":
                 operation["responses"].update({str(k): v for k, v in problems().items() if k == 503})
+            for status, answer in operation["responses"].items():
+                # A request without a good key is not counted, and one that could not be counted neither.
+                counted = _COUNTED_ANSWER if "security" in operation and status not in ("401", "503") else {}
+                answer["headers"] = {**answer.get("headers", {}), **_EVERY_ANSWER, **counted}
     for unused in ("HTTPValidationError", "ValidationError"):
         components.pop(unused, None)
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Annotated, Any
 
+import anyio
 from anyio import to_thread
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response, Security
 from fastapi.responses import JSONResponse, RedirectResponse
@@ -24,6 +25,7 @@ from lockstep.exports.model import Chunk, ChunkRequest, ChunkStatus, Client, For
 from lockstep.exports.store import IDEMPOTENCY_HOURS, Accepted
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import Transient
+from services.exports.budget import charge
 from services.exports.contract import (
     EXAMPLE_ID,
     FORMULA_GUARDS,
@@ -48,6 +50,9 @@ MAX_PAGE = 1000
 DOWNLOAD_SECONDS = 3600
 POLL_SECONDS = 2
 _SLOW_POLL_SECONDS = 10
+LONGEST_WAIT_SECONDS = 20  # no longer than a request in progress gets when the service is stopped
+_LOOK_AGAIN_SECONDS = 0.5
+_WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,6})\"?\s*(;.*)?", re.ASCII | re.IGNORECASE)
 _INSTANT = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]", re.ASCII)
 _CURSOR = "^[0-9a-f]{16}$"
 
@@ -86,6 +91,7 @@ def _client(request: Request, api_key: Annotated[str | None, Security(_key_heade
             "X-Api-Key is missing, wrong or revoked.",
             headers={"WWW-Authenticate": 'ApiKey realm="exports"'},
         )
+    charge(request.scope, doors.budgets.spend(client))
     return client
 
 
@@ -107,6 +113,10 @@ Instant = Annotated[AwareDatetime, BeforeValidator(_spelled), AfterValidator(_in
 Caller = Annotated[Client, Depends(_client)]
 JobId = Annotated[str, Path(alias="jobId", pattern=f"^{rules.JOB_ID_PATTERN}$", examples=[EXAMPLE_ID])]
 Cursor = Annotated[str | None, Query(pattern=_CURSOR, description="`nextCursor` of the page before.")]
+IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match", pattern=r"^[\x20-\x7e]{0,200}$")]
+Prefer = Annotated[
+    str | None, Header(alias="Prefer", pattern=r"^[\x20-\x7e]{0,200}$", description="RFC 7240; others are ignored.")
+]
 PageSize = Annotated[int, Query(alias="pageSize", ge=1, le=MAX_PAGE)]
 
 _JOB_LINK = {"jobId": "$response.body#/jobId"}
@@ -118,6 +128,7 @@ _LINKS = {
     "retry": {"operationId": "retryJob", "parameters": _JOB_LINK},
 }
 _RETRY_AFTER = {"Retry-After": header("Seconds to wait before the next poll.", "integer")}
+_APPLIED = {"Preference-Applied": header("The preference of `Prefer` that was followed.")}
 _JOB_HEADERS = {"ETag": header("Version of the job, for If-None-Match."), **_RETRY_AFTER}
 
 
@@ -130,12 +141,14 @@ _JOB_HEADERS = {"ETag": header("Version of the job, for If-None-Match."), **_RET
     response_model=AcceptedView,
     responses={
         **problems(400, 409, 413, 415, 422),
+        409: {**problems(409)[409], "headers": {"Retry-After": header("Seconds, if the key is in flight.", "integer")}},
         200: {"model": PlanView, "description": "`validateOnly=true`: what the job would do. Nothing was made."},
         202: {
             "description": "The job is recorded and will be worked on, whatever happens next.",
             "headers": {
                 "Location": header("Where to poll."),
                 "Idempotent-Replayed": header("`true` if this answer was given before."),
+                **_APPLIED,
                 **_RETRY_AFTER,
             },
             "links": _LINKS,
@@ -155,6 +168,7 @@ async def submit(
     idempotency_key: Annotated[
         str | None, Header(alias="Idempotency-Key", pattern=f"^{rules.IDEMPOTENCY_KEY_PATTERN}$")
     ] = None,
+    prefer: Prefer = None,
 ) -> Response:
     """Record the job, its chunks and its messages in one transaction, then answer."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -163,7 +177,10 @@ async def submit(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "Not JSON.", "Send application/json."
         )
     raw = await request.body()
-    return await to_thread.run_sync(_submit, request, client, raw, validate_only, idempotency_key)
+    answer = await to_thread.run_sync(_submit, request, client, raw, validate_only, idempotency_key)
+    if answer.status_code == HTTPStatus.ACCEPTED and "respond-async" in _preferences(prefer):
+        answer.headers["Preference-Applied"] = "respond-async"  # it never is anything else, but the client asked
+    return answer
 
 
 def _submit(request: Request, client: Client, raw: bytes, validate_only: bool, idempotency_key: str | None) -> Response:
@@ -242,18 +259,34 @@ def list_jobs(
     response_model=JobView,
     responses={
         **problems(404, 422),
-        200: {"headers": _JOB_HEADERS, "description": "The job as it is now."},
-        304: {"description": "Unchanged since the version in If-None-Match.", "headers": _JOB_HEADERS},
+        200: {"headers": {**_JOB_HEADERS, **_APPLIED}, "description": "The job as it is now."},
+        304: {
+            "description": "Unchanged since the version in If-None-Match.",
+            "headers": {**_JOB_HEADERS, **_APPLIED},
+        },
     },
 )
-def get_job(
-    request: Request,
-    client: Caller,
-    job_id: JobId,
-    if_none_match: Annotated[str | None, Header(alias="If-None-Match", pattern=r"^[\x20-\x7e]{0,200}$")] = None,
+async def get_job(
+    request: Request, client: Caller, job_id: JobId, if_none_match: IfNoneMatch = None, prefer: Prefer = None
 ) -> Response:
-    """One row is read, however many chunks the job has."""
-    return _job_answer(request.app.state.doors.jobs.get(job_id, client=client), if_none_match)
+    """One row is read, however many chunks the job has.
+
+    With `Prefer: wait=N` the answer waits until the job ends, or, with `If-None-Match`, until it changes; for N seconds
+    at most, and never longer than `GET /limits` says.
+    """
+    jobs, seconds = request.app.state.doors.jobs, _asked_to_wait(prefer)
+    deadline = anyio.current_time() + (seconds or 0)
+    while True:
+        job: Job = await to_thread.run_sync(lambda: jobs.get(job_id, client=client))
+        left = deadline - anyio.current_time()
+        news = job.status.is_terminal if if_none_match is None else not _matches(if_none_match, job)
+        if news or left <= 0 or await request.is_disconnected():
+            break
+        await anyio.sleep(min(_LOOK_AGAIN_SECONDS, left))
+    answer = _job_answer(job, if_none_match)
+    if seconds is not None:
+        answer.headers["Preference-Applied"] = f"wait={seconds}"
+    return answer
 
 
 @router.get(
@@ -399,6 +432,8 @@ def limits(request: Request, client: Caller) -> Response:
         key_pattern=f"^{rules.KEY_PATTERN}$",
         idempotency_hours=IDEMPOTENCY_HOURS,
         download_seconds=DOWNLOAD_SECONDS,
+        requests_per_minute=allowed.requests_per_minute,
+        longest_wait_seconds=LONGEST_WAIT_SECONDS,
     )
     return JSONResponse(view.model_dump(by_alias=True))
 
@@ -409,7 +444,10 @@ def limits(request: Request, client: Caller) -> Response:
     tags=["service"],
     summary="The key that signs your webhooks",
     response_model=SecretView,
-    responses=problems(),
+    responses={
+        **problems(),
+        200: {"description": "Keep it secret.", "headers": {"Cache-Control": header("Never kept: `no-store`.")}},
+    },
 )
 def webhook_secret(request: Request, client: Caller) -> Response:
     """Check `webhook-signature` with it, as Standard Webhooks says."""
@@ -433,12 +471,29 @@ def problem_type(name: Annotated[str, Path(pattern="^[a-z-]{1,60}$", examples=["
     return JSONResponse(ProblemTypeView(type=name, meaning=meaning).model_dump(by_alias=True))
 
 
+def _asked_to_wait(prefer: str | None) -> int | None:
+    """Seconds of `Prefer: wait=N`, within the limit; None if nobody asked."""
+    found = next((match for one in (prefer or "").split(",") if (match := _WAIT.fullmatch(one))), None)
+    return None if found is None else min(int(found[1]), LONGEST_WAIT_SECONDS)
+
+
+def _preferences(prefer: str | None) -> set[str]:
+    return {one.partition(";")[0].strip().lower() for one in (prefer or "").split(",")}
+
+
+def _tag(job: Job) -> str:
+    return f'W/"{job.version}"'
+
+
+def _matches(if_none_match: str, job: Job) -> bool:
+    return _tag(job) in {part.strip() for part in if_none_match.split(",")}
+
+
 def _job_answer(job: Job, if_none_match: str | None, *, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    tag = f'W/"{job.version}"'
-    headers = {"ETag": tag}
+    headers = {"ETag": _tag(job)}
     if not job.status.is_terminal:
         headers["Retry-After"] = str(POLL_SECONDS if job.counts.total <= MAX_PAGE else _SLOW_POLL_SECONDS)
-    if if_none_match is not None and tag in {part.strip() for part in if_none_match.split(",")}:
+    if if_none_match is not None and _matches(if_none_match, job):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     return JSONResponse(_job_view(job).model_dump(by_alias=True), status_code=status, headers=headers)
 

@@ -22,8 +22,8 @@ class Guard(NamedTuple):
 
 _CLEANER = "lockstep/idempotency/cleaner.py"
 _CLEANER_TESTS = (
-    "tests/integration/idempotency/test_cleaner.py",
     "tests/property/idempotency/test_cleaner_postgres.py",
+    "tests/integration/idempotency/test_cleaner.py",
 )
 _CLEANER_DELTA = "lockstep/idempotency/cleaner_delta.py"
 _OVERWRITE = "lockstep/idempotency/overwrite.py"
@@ -85,33 +85,33 @@ IDEMPOTENCY: tuple[Guard, ...] = (
         _CLEANER_DELTA,
         "if _name(run, day) in seen.runs:",
         "if False:",
-        _CLEANER_TESTS[:1],
+        _CLEANER_TESTS[1:],
     ),
     Guard(
         "a frozen unit on Delta is closed",
         _CLEANER_DELTA,
         "if seen.frozen and day < date.fromisoformat(seen.frozen):",
         "if False:",
-        _CLEANER_TESTS[:1],
+        _CLEANER_TESTS[1:],
     ),
     Guard(
         "rows of another day are refused on Delta",
         _CLEANER_DELTA,
         "THEN TRUE ELSE raise_error({words}) END",
         "THEN TRUE ELSE TRUE OR raise_error({words}) IS NULL END",
-        _CLEANER_TESTS[:1],
+        _CLEANER_TESTS[1:],
     ),
     Guard(
         "an overwrite keeps to its unit",
         _OVERWRITE,
-        "with _settings(spark, _SAFE_SETTINGS), _outside_unit(path, predicate):",
-        f"with _settings(spark, _SAFE_SETTINGS | {{'{_UNCHECKED}': 'false'}}):",
+        "with _settings(spark, wanted), _outside_unit(path, predicate):",
+        f"with _settings(spark, wanted | {{'{_UNCHECKED}': 'false'}}):",
         _OVERWRITE_TESTS,
     ),
     Guard(
         "a session's dynamic overwrite does not turn off the clearing of empty units",
         _OVERWRITE,
-        "with _settings(spark, _SAFE_SETTINGS), _outside_unit",
+        "with _settings(spark, wanted), _outside_unit",
         "with _settings(spark, {}), _outside_unit",
         _OVERWRITE_TESTS,
     ),
@@ -260,6 +260,87 @@ IDEMPOTENCY: tuple[Guard, ...] = (
     ),
 )
 
+_RULES = "lockstep/windows/rules.py"
+_STORE = "lockstep/windows/store.py"
+_WORKER = "lockstep/windows/worker.py"
+_DRAIN_TESTS = ("tests/integration/windows/test_drain.py",)
+_LEDGER = "lockstep/windows/ledger.py"
+_REDSHIFT = "lockstep/warehouse/redshift.py"
+_REDSHIFT_TESTS = (
+    "tests/integration/warehouse/test_redshift_lane.py",
+    "tests/integration/warehouse/test_redshift_on_postgres.py",
+)
+
+WINDOWS: tuple[Guard, ...] = (
+    Guard(
+        "a drain does not step over a hole",
+        _RULES,
+        "if len(chain) == limit or row.window.start != watermark or row.status is WindowStatus.FAILED:",
+        "if len(chain) == limit or row.status is WindowStatus.FAILED:",
+        ("tests/property/windows/test_rules.py",),
+    ),
+    Guard(
+        "a drain ends before a failed window",
+        _RULES,
+        "row.window.start != watermark or row.status is WindowStatus.FAILED:",
+        "row.window.start != watermark:",
+        ("tests/property/windows/test_rules.py",),
+    ),
+    Guard(
+        "a window is applied only by the fence that holds its lane",
+        _STORE,
+        "            self._check_guard(guard, claim)\n            counts = moves.counts(staged.window)\n"
+        '            values |= {"counts": Jsonb(counts), "rows": _changed(counts)}\n            recorded',
+        "            counts = moves.counts(staged.window)\n"
+        '            values |= {"counts": Jsonb(counts), "rows": _changed(counts)}\n            recorded',
+        ("tests/integration/windows/test_store.py",),
+    ),
+    Guard(
+        "a window that does not start at the watermark changes nothing",
+        _STORE,
+        "            if advanced.rowcount != 1:\n                raise _lost(claim.vault, claim.fence)\n"
+        '            values["applied_at"]',
+        '            values["applied_at"]',
+        ("tests/integration/windows/test_store.py",),
+    ),
+    Guard(
+        "fewer staged rows than the manifest announces are noticed",
+        _STORE,
+        "            if present != wanted:\n",
+        "            if False:\n",
+        ("tests/integration/windows/test_store.py",),
+    ),
+    Guard(
+        "a lost answer is looked up before anything is repeated",
+        _WORKER,
+        "            if found is None:\n                raise\n            return found\n",
+        "            raise\n",
+        _DRAIN_TESTS,
+    ),
+    Guard(
+        "a healed window is fetched again before it is retried",
+        _WORKER,
+        "        chain[0] = self._worker.as_offered(chain[0])\n",
+        "",
+        ("tests/integration/windows/test_recovery.py",),
+    ),
+    Guard(
+        "a zombie's queue write loses against a newer fence",
+        _LEDGER,
+        " AND (attribute_not_exists(fence) OR fence <= :fence)",
+        "",
+        ("tests/faults/windows/test_kills.py::test_a_zombie_cannot_write_the_queue_over_a_newer_worker",),
+    ),
+    Guard(
+        "a stale worker writes nothing to Redshift",
+        _REDSHIFT,
+        '"WHERE vault = %(vault)s AND fence = %(fence)s AND epoch = %(epoch)s"\n)\n_ADVANCE',
+        '"WHERE vault = %(vault)s"\n)\n_ADVANCE',
+        _REDSHIFT_TESTS,
+    ),
+)
+
+
 _UNIT = "tests/unit/readiness"
 _READINESS = "lockstep/readiness"
 
@@ -343,4 +424,4 @@ READINESS: tuple[Guard, ...] = (
     ),
 )
 
-GUARDS: tuple[Guard, ...] = (*IDEMPOTENCY, *READINESS)
+GUARDS: tuple[Guard, ...] = IDEMPOTENCY + WINDOWS + READINESS

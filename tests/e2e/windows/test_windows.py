@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -13,6 +17,7 @@ import httpx
 import pytest
 
 from lockstep.kernel import postgres
+from lockstep.kernel.settings import PROJECT_ROOT
 from lockstep.windows.store import WindowStore
 from platform_assets.window_events import partition_of
 from tests.windows_lane import LaneUnderTest
@@ -106,6 +111,33 @@ def test_a_poison_window_in_a_backlog_is_the_only_red_one_and_healing_it_turns_a
     store = lane.store()
     assert [one.stop for one in store.history(VAULT)][-20:] == [one.stop for one in world.windows]
     store.close()
+
+
+@pytest.fixture
+def second_daemon(stack: Any, tmp_path: Path) -> Iterator[Path]:
+    """Another dagster-daemon on the same instance, as a mistake in a deployment would start it. Gives its log."""
+    log = tmp_path / "daemon.log"
+    command = [str(Path(sys.executable).with_name("dagster-daemon")), "run", "--workspace", "workspace.yaml"]
+    environment = {**os.environ, **stack.site().environment}
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment, stdout=sink, stderr=subprocess.STDOUT)
+        yield log
+        process.terminate()
+        process.wait(60)
+
+
+def test_two_daemons_on_one_instance_apply_every_window_once(lane: LaneUnderTest, dagster: str, second_daemon: Path):
+    """Guards the lane, not Dagster: with two daemons, both sensors may ask; pool, lease and fence let one in."""
+    _wait(lambda: b"SensorDaemon" in second_daemon.read_bytes(), "the second daemon's sensors run")
+    before = len(lane.history())
+    for count in (3, 2):
+        windows = lane.world.publish(count, enqueue=False)
+        lane.world.enqueue(reversed(windows))
+        _wait(lambda: set(lane.world.statuses()) == {"APPLIED"}, "every row applied")
+    applied = lane.history()[before:]
+    assert [one.stop for one in applied] == [one.stop for one in lane.world.windows]
+    keys = [partition_of(one.start) for one in lane.world.windows]
+    _wait(lambda: _colours(dagster, keys) == ["MATERIALIZED"] * 5, "all green")
 
 
 def _launch(dagster: str, partition: str) -> None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.integration.exports.conftest import module_world, world
+from tests.integration.exports.conftest import module_ground, module_world, world, world_ground
 
-__all__ = ["module_world", "world"]
+__all__ = ["module_ground", "module_world", "world", "world_ground"]

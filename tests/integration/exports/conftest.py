@@ -84,38 +84,86 @@ class World:
             connection.execute(statement)
 
 
+@dataclass(frozen=True)
+class Ground:
+    """Two databases that worlds stand on, one after another: making them costs seconds, emptying them does not."""
+
+    state_dsn: str
+    source_dsn: str
+    function: str
+    environment: dict[str, str]
+
+    def clean(self) -> None:
+        """As new: no job, no file, no message, and the demo's function."""
+        with psycopg.connect(self.state_dsn, autocommit=True) as state:
+            state.execute("SET lock_timeout = '20 s'")
+            state.execute(
+                "TRUNCATE exports.client, exports.job, exports.job_chunk, exports.file_cache, exports.idempotency,"
+                " exports.breaker, exports.request_budget, kernel.outbox"
+            )
+        with psycopg.connect(self.source_dsn, autocommit=True) as source:
+            if _function(source) != self.function:
+                source.execute("DROP FUNCTION IF EXISTS export_rows(text, date)")
+                source.execute(self.function.encode())
+
+
+@pytest.fixture(scope="session")
+def world_ground(stack: Any) -> Iterator[Ground]:
+    """For `world`."""
+    yield from _ground(stack)
+
+
+@pytest.fixture(scope="session")
+def module_ground(stack: Any) -> Iterator[Ground]:
+    """For `module_world`: a test may use both worlds."""
+    yield from _ground(stack)
+
+
 @pytest.fixture(scope="module")
-def module_world(stack: Any) -> Iterator[World]:
+def module_world(module_ground: Ground) -> Iterator[World]:
     """A world that the tests of one module share; each test makes its own jobs."""
-    yield from _world(stack)
+    yield from _world(module_ground)
 
 
 @pytest.fixture
-def world(stack: Any) -> Iterator[World]:
+def world(world_ground: Ground) -> Iterator[World]:
     """A world of one test's own."""
-    yield from _world(stack)
+    yield from _world(world_ground)
 
 
-def _world(stack: Any) -> Iterator[World]:
-    import boto3
-
+def _ground(stack: Any) -> Iterator[Ground]:
     environment = stack.site().environment
     address, names = environment["LOCKSTEP_POSTGRES_DSN"], [f"test_{secrets.token_hex(6)}" for _ in range(2)]
-    bucket = f"test-{secrets.token_hex(6)}"
-    with pytest.MonkeyPatch.context() as patch, psycopg.connect(address, autocommit=True) as admin:
-        for name, value in environment.items():
-            patch.setenv(name, value)
+    with psycopg.connect(address, autocommit=True) as admin:
         for name in names:
             admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        state_dsn, source_dsn = (address.rsplit("/", 1)[0] + f"/{name}" for name in names)
-        migrate(state_dsn, "lockstep.kernel")
-        migrate(state_dsn, "lockstep.exports")
-        migrate(source_dsn, "lockstep.exports.demo")
-        with psycopg.connect(source_dsn, autocommit=True) as source:
-            source.execute("UPDATE demo.source_key SET rows_per_day = 40")
-        boto3.client("s3").create_bucket(Bucket=bucket)
-        with pool(state_dsn, application_name="test", max_size=8) as state:
-            client = ClientStore(state).add("tester")
-            yield World(state_dsn, source_dsn, bucket, state, s3_client("us-east-1"), client)
+    state_dsn, source_dsn = (address.rsplit("/", 1)[0] + f"/{name}" for name in names)
+    migrate(state_dsn, "lockstep.kernel")
+    migrate(state_dsn, "lockstep.exports")
+    migrate(source_dsn, "lockstep.exports.demo")
+    with psycopg.connect(source_dsn, autocommit=True) as source:
+        source.execute("UPDATE demo.source_key SET rows_per_day = 40")
+        function = _function(source)
+    yield Ground(state_dsn, source_dsn, function, environment)
+    with psycopg.connect(address, autocommit=True) as admin:
         for name in names:
             admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def _function(source: psycopg.Connection[Any]) -> str:
+    row = source.execute("SELECT pg_get_functiondef(to_regprocedure('export_rows(text, date)'))").fetchone()
+    return str(row[0]) if row else ""
+
+
+def _world(ground: Ground) -> Iterator[World]:
+    import boto3
+
+    ground.clean()
+    bucket = f"test-{secrets.token_hex(6)}"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ground.environment.items():
+            patch.setenv(name, value)
+        boto3.client("s3").create_bucket(Bucket=bucket)
+        with pool(ground.state_dsn, application_name="test", max_size=8) as state:
+            client = ClientStore(state).add("tester")
+            yield World(ground.state_dsn, ground.source_dsn, bucket, state, s3_client("us-east-1"), client)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -269,6 +271,115 @@ def test_the_limits_are_told(http: TestClient):
     body = http.get("/limits").json()
     assert body["maxChunks"] == 50
     assert body["formats"] == ["csv", "csv.gz", "ndjson", "parquet"]
+
+
+def test_a_client_that_asks_too_often_is_told_when_to_come_back(module_world: World, stack: Any):
+    settings = load_settings(postgres_dsn=module_world.state_dsn, exports_requests_per_minute=3)
+    store = ClientStore(module_world.state)
+    eager, calm = store.add("eager"), store.add("calm")
+    with TestClient(create_app(settings)) as http:
+        answers = [http.get("/limits", headers={"X-Api-Key": eager.api_key}) for _ in range(4)]
+        assert [one.status_code for one in answers] == [200, 200, 200, 429]
+        assert [one.headers["ratelimit-remaining"] for one in answers] == ["2", "1", "0", "0"]
+        assert {one.headers["ratelimit-limit"] for one in answers} == {"3"}
+        assert answers[0].headers["ratelimit-policy"] == "3;w=60"
+        assert 1 <= int(answers[-1].headers["retry-after"]) <= 20
+        assert answers[-1].json()["type"] == "/problems/too-many-requests"
+        assert answers[-1].json()["retryable"] is True
+        assert http.get("/limits", headers={"X-Api-Key": calm.api_key}).status_code == 200, "others are not affected"
+        assert "ratelimit-limit" not in http.get("/limits").headers, "a stranger is not counted"
+        module_world.ask("UPDATE exports.request_budget SET at = at - interval '21 s'")
+        assert http.get("/limits", headers={"X-Api-Key": eager.api_key}).status_code == 200
+
+
+def test_a_refused_request_changes_nothing(module_world: World, stack: Any):
+    settings = load_settings(postgres_dsn=module_world.state_dsn, exports_requests_per_minute=1)
+    client = ClientStore(module_world.state).add("once a minute")
+    with TestClient(create_app(settings), headers={"X-Api-Key": client.api_key}) as http:
+        assert http.post("/jobs", json=BODY).status_code == 202
+        assert http.post("/jobs", json=BODY).status_code == 429
+    made = module_world.ask("SELECT count(*) FROM exports.job WHERE client_id = %s", client.client.client_id)
+    assert made == [(1,)]
+
+
+def test_a_poll_waits_for_news_if_asked_to(http: TestClient, module_world: World):
+    job_id = _submit(http)
+    tag = http.get(f"/jobs/{job_id}").headers["etag"]
+    patient = {"Prefer": "wait=15", "If-None-Match": tag}
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(http.get, f"/jobs/{job_id}", headers=patient)
+        module_world.drain()
+        answer = waiting.result(timeout=30)
+    assert (answer.status_code, answer.headers["preference-applied"]) == (200, "wait=15")
+    assert answer.headers["etag"] != tag
+    ended = http.get(f"/jobs/{job_id}", headers={"Prefer": "respond-async, wait=999"})
+    assert ended.json()["status"] == "COMPLETED"
+    assert ended.headers["preference-applied"] == "wait=20", "never longer than the limit"
+
+
+def test_a_wait_without_news_ends_as_not_modified(http: TestClient):
+    job_id = _submit(http)
+    tag = http.get(f"/jobs/{job_id}").headers["etag"]
+    answer = http.get(f"/jobs/{job_id}", headers={"Prefer": "wait=1", "If-None-Match": tag})
+    assert (answer.status_code, answer.headers["etag"]) == (304, tag)
+    http.post(f"/jobs/{job_id}:cancel")
+
+
+def test_a_submission_says_that_it_is_answered_asynchronously_if_asked(http: TestClient):
+    answer = http.post("/jobs", json=BODY, headers={"Prefer": "respond-async"})
+    assert (answer.status_code, answer.headers["preference-applied"]) == (202, "respond-async")
+    assert "preference-applied" not in http.post("/jobs", json=BODY).headers
+
+
+UNTOLD = {"content-length", "content-type", "date", "server", "connection"}
+
+
+def test_every_status_and_header_that_is_sent_is_in_the_document(http: TestClient, module_world: World):
+    """Guards clients that are generated from the document: what it does not name, they do not see."""
+    document = http.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    job_id = _submit(http)
+    module_world.drain()
+    failed = _submit(http, headers={"Prefer": "respond-async"})
+    tag = http.get(f"/jobs/{job_id}").headers["etag"]
+    calls = [
+        ("post", "/jobs", {"json": BODY, "headers": {"Idempotency-Key": "doc", "Prefer": "respond-async"}}),
+        ("post", "/jobs", {"json": BODY, "headers": {"Idempotency-Key": "doc"}}),
+        ("post", "/jobs?validateOnly=true", {"json": BODY}),
+        ("post", "/jobs", {"json": {}}),
+        ("post", "/jobs", {"content": b"{", "headers": {"Content-Type": "application/json"}}),
+        ("post", "/jobs", {"content": b"{"}),
+        ("post", "/jobs", {"json": BODY, "headers": {"X-Api-Key": ""}}),
+        ("get", "/jobs", {}),
+        ("get", f"/jobs/{job_id}", {"headers": {"Prefer": "wait=0"}}),
+        ("get", f"/jobs/{job_id}", {"headers": {"If-None-Match": tag}}),
+        ("get", "/jobs/J20200101_000001", {}),
+        ("get", f"/jobs/{job_id}/chunks", {}),
+        ("get", f"/jobs/{job_id}/manifest", {}),
+        ("get", f"/jobs/{job_id}/files/ABC/{OLD}", {"follow_redirects": False}),
+        ("get", f"/jobs/{job_id}/files/NO/{OLD}", {}),
+        ("post", f"/jobs/{job_id}:cancel", {}),
+        ("post", f"/jobs/{failed}:cancel", {}),
+        ("post", f"/jobs/{job_id}:retry", {}),
+        ("get", "/limits", {}),
+        ("get", "/webhook-secret", {}),
+        ("get", "/problems/wrong-state", {}),
+        ("get", "/problems/nothing", {}),
+        ("get", "/healthz", {}),
+    ]
+    for method, address, options in calls:
+        answer = getattr(http, method)(address, **options)
+        path = _template(document, address.partition("?")[0])
+        told = document["paths"][path][method]["responses"].get(str(answer.status_code))
+        assert told is not None, (method, address, answer.status_code)
+        names = {name.lower() for name in told.get("headers", {})}
+        assert set(answer.headers) - UNTOLD <= names, (method, address, answer.status_code)
+
+
+def _template(document: Any, address: str) -> str:
+    patterns = {path: re.sub(r"\{[^}]+\}", "[^/:]+", path) for path in document["paths"]}
+    (found,) = [path for path, pattern in patterns.items() if re.fullmatch(pattern, address)]
+    return found
 
 
 ROUTES = [

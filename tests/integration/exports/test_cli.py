@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -61,6 +64,46 @@ def test_verify_says_which_file_is_not_as_recorded(deployed: World, tmp_path: Pa
     with pytest.raises(Terminal):
         _run("download", job, "--into", str(tmp_path / "files"))
     assert [one.name for one in (tmp_path / "files").iterdir()] == ["ABC_20250315.csv"]
+
+
+def _age(world: World, stack: Any, name: str) -> None:
+    """Make an object three days old where the store keeps it."""
+    old = time.time() - 3 * 86400
+    os.utime(stack.home.data("s3") / world.bucket / name, (old, old))
+
+
+def test_gc_removes_what_no_record_knows_and_nothing_else(deployed: World, stack: Any):
+    """Guards the files: whatever a record names stays, however old it is."""
+    job_id = deployed.submit(("ABC", "20250215"))
+    deployed.drain()
+    lost, young = "exports/2025/02/15/LOST_20250215.csv", "exports/2025/02/15/YOUNG_20250215.csv"
+    known, manifest = "exports/2025/02/15/ABC_20250215.csv", f"exports/_manifests/{job_id}.json"
+    for name in (lost, young, manifest, "elsewhere/x.csv"):
+        deployed.s3.put_object(Bucket=deployed.bucket, Key=name, Body=b"x")
+    for name in (lost, known, manifest, "elsewhere/x.csv"):
+        _age(deployed, stack, name)
+    dead = deployed.s3.create_multipart_upload(Bucket=deployed.bucket, Key=known)
+    assert "1 objects would go" in _run("gc", "--dry-run")
+    assert lost in deployed.names()
+    assert "1 objects removed" in _run("gc")
+    assert sorted(deployed.names()) == sorted([known, young, manifest, "elsewhere/x.csv"])
+    assert "0 objects removed" in _run("gc"), "again: nothing is left to do"
+    assert json.loads(_run("verify", job_id, "--json"))["ok"] == 1
+    deployed.s3.abort_multipart_upload(Bucket=deployed.bucket, Key=known, UploadId=dead["UploadId"])
+
+
+def test_the_check_for_orphans_names_them_and_gc_answers_it(deployed: World, stack: Any):
+    from platform_assets.exports import no_orphan_objects_check
+
+    lost = "exports/2025/02/15/LOST_20250215.csv"
+    deployed.s3.put_object(Bucket=deployed.bucket, Key=lost, Body=b"x")
+    assert no_orphan_objects_check().passed, "younger than an hour: it may be on its way to a record"
+    _age(deployed, stack, lost)
+    verdict = no_orphan_objects_check()
+    assert not verdict.passed
+    assert lost in str(verdict.metadata["objects"])
+    _run("gc")
+    assert no_orphan_objects_check().passed
 
 
 def test_gc_leaves_alone_what_may_still_be_on_its_way_to_a_record(deployed: World):

@@ -40,6 +40,7 @@ def served(module_world: World, stack: Any) -> Iterator[Any]:
                 postgres_dsn=module_world.state_dsn,
                 source_dsn=module_world.source_dsn,
                 exports_bucket=module_world.bucket,
+                exports_requests_per_minute=1_000_000,
             )
         )
         server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False))

@@ -9,11 +9,13 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from lockstep.exports.model import CHUNKS_ASSET, JobStatus
+from lockstep.exports.model import CHUNKS_ASSET, JobStatus, Tally
 from lockstep.exports.queue import ChunkQueue, parse_message
+from platform_assets import exports as export_assets
 from platform_assets.definitions import build_definitions
-from platform_assets.exports import chunk_partitions
+from platform_assets.export_events import chunk_partitions
 from resources.aws import SqsResource
+from resources.spark import SparkResource
 from sensors.exports import build_run_request, export_chunks_sensor
 from tests.integration.exports.conftest import World
 
@@ -69,17 +71,18 @@ def test_a_batch_never_asks_for_more_tasks_than_the_budget_leaves():
     assert build_run_request(Batch("b", 1), 100).tags["lockstep/export-tasks"] == "1"
 
 
-def _break(world: World, broken: bool) -> None:
+def _break(world: World, *, only: str | None) -> None:
+    """The function fails for one key, or for none."""
     world.source("DROP FUNCTION export_rows(text, date)")
-    body = "RAISE EXCEPTION 'wrong';" if broken else "RETURN QUERY SELECT 1;"
+    wrong = f"IF key = '{only}' THEN RAISE EXCEPTION 'wrong'; END IF;" if only else ""
     world.source(
         "CREATE FUNCTION export_rows(key text, effective_date date) RETURNS TABLE (a integer)"
-        f" LANGUAGE plpgsql AS $$ BEGIN {body} END $$"
+        f" LANGUAGE plpgsql AS $$ BEGIN {wrong} RETURN QUERY SELECT 1; END $$"
     )
 
 
 def test_materializing_a_failed_partition_by_hand_completes_its_job(deployed: World, instance: dg.DagsterInstance):
-    _break(deployed, broken=True)
+    _break(deployed, only="ABC")
     job_id = deployed.submit(("ABC", OLD))
     deployed.drain()
     assert deployed.job(job_id).status is JobStatus.FAILED
@@ -87,10 +90,110 @@ def test_materializing_a_failed_partition_by_hand_completes_its_job(deployed: Wo
     job = build_definitions().resolve_job_def("export_chunks_job")
     still = job.execute_in_process(partition_key=f"ABC|{OLD}", instance=instance, raise_on_error=False)
     assert not still.success, "a partition that still fails is red"
-    _break(deployed, broken=False)
+    _break(deployed, only=None)
     assert job.execute_in_process(partition_key=f"ABC|{OLD}", instance=instance).success
     assert deployed.job(job_id).status is JobStatus.COMPLETED
     assert job.execute_in_process(partition_key=f"ABC|{OLD}", instance=instance).success, "again: nothing to do"
+
+
+def _status(instance: dg.DagsterInstance) -> dict[str, set[str]]:
+    """Partitions as the UI paints them."""
+    from dagster._core.definitions.partitions.context import partition_loading_context
+    from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
+
+    known = dg.AssetKey(CHUNKS_ASSET)
+    with partition_loading_context(dynamic_partitions_store=instance):
+        cached = get_and_update_asset_status_cache_value(instance, known, chunk_partitions)
+        assert cached is not None
+        green = cached.deserialize_materialized_partition_subsets(chunk_partitions).get_partition_keys()
+        red = cached.deserialize_failed_partition_subsets(chunk_partitions).get_partition_keys()
+    return {"green": set(green), "red": set(red)}
+
+
+class NoSpark(SparkResource):
+    """Stands where the session is asked for and not used."""
+
+    @property
+    def spark_session(self) -> Any:
+        return None
+
+
+def _run_batch(deployed: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, **how: Any) -> Any:
+    """The sensor's run with the worker in this process in Spark's place: what is looked at is what Dagster shows."""
+
+    def here(spark: Any, batch_id: str, *, tasks: int, opener: Any) -> Tally:
+        if how.get("breaks"):
+            claim = deployed.claims("spark").claim(batch_id)
+            assert claim is not None
+            raise ConnectionError("Spark went away")
+        return deployed.worker().work(batch_id)
+
+    monkeypatch.setattr(export_assets, "run_on_spark", here)
+    (request,) = _tick(instance).run_requests
+    job = build_definitions(resources={"spark": NoSpark()}).resolve_job_def("export_chunks_job")
+    return job.execute_in_process(
+        instance=instance, run_config=request.run_config, tags=dict(request.tags), raise_on_error=False
+    )
+
+
+def test_a_failed_chunk_of_a_batch_turns_its_partition_red_and_the_others_green(
+    deployed: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+):
+    """Guards the picture: a red partition is where a person begins; rebuilding it by hand completes its job."""
+    _break(deployed, only="BAD")
+    job_id = deployed.submit(("BAD", OLD), ("GOOD", OLD), ("GOOD", "20250216"))
+    result = _run_batch(deployed, instance, monkeypatch)
+    assert not result.success
+    (failure,) = result.get_step_failure_events()
+    assert f"BAD|{OLD}: " in str(failure.event_specific_data.error)
+    assert _status(instance) == {"green": {f"GOOD|{OLD}", "GOOD|20250216"}, "red": {f"BAD|{OLD}"}}
+    assert deployed.job(job_id).status is JobStatus.FAILED
+    _break(deployed, only=None)
+    job = build_definitions().resolve_job_def("export_chunks_job")
+    assert job.execute_in_process(partition_key=f"BAD|{OLD}", instance=instance).success
+    assert _status(instance) == {"green": {f"GOOD|{OLD}", "GOOD|20250216", f"BAD|{OLD}"}, "red": set()}
+    assert deployed.job(job_id).status is JobStatus.COMPLETED
+
+
+def test_a_run_that_broke_gives_back_its_chunks_and_shows_what_it_held(
+    deployed: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+):
+    deployed.submit(("ABC", OLD), ("XYZ", OLD))
+    assert not _run_batch(deployed, instance, monkeypatch, breaks=True).success
+    assert _status(instance)["red"] == {f"ABC|{OLD}"}, "the chunk in work is red until another run builds it"
+    deployed.ask("UPDATE exports.job_chunk SET lease_until = now() WHERE status = 'RUNNING'")
+    assert deployed.claims().reap() == 1
+    deployed.ask("UPDATE exports.job_chunk SET run_at = now()")
+    assert _run_batch(deployed, instance, monkeypatch).success, "what was not begun is free at once"
+    assert _status(instance) == {"green": {f"ABC|{OLD}", f"XYZ|{OLD}"}, "red": set()}
+
+
+def test_what_a_killed_run_left_is_free_at_the_next_tick_and_what_a_queued_run_holds_is_kept(
+    deployed: World, instance: dg.DagsterInstance
+):
+    """Guards against a run that died without a word: its chunks must not wait for their reservation to end."""
+    deployed.submit(("ABC", OLD))
+    (request,) = _tick(instance).run_requests
+    job = build_definitions().resolve_job_def("export_chunks_job")
+    run = instance.create_run_for_job(job, run_config=request.run_config, tags=dict(request.tags))
+    deployed.ask("UPDATE exports.job_chunk SET reserved_until = now() + interval '1 s'")
+    assert _tick(instance).run_requests == []
+    ((left,),) = deployed.ask("SELECT extract(epoch FROM reserved_until - now()) FROM exports.job_chunk")
+    assert left > 10, "the run waits in the queue, so its chunks wait for it"
+    instance.report_run_failed(run)
+    (again,) = _tick(instance).run_requests
+    assert again.run_key != request.run_key
+
+
+def test_files_whose_run_died_before_it_reported_are_shown_by_housekeeping(
+    deployed: World, instance: dg.DagsterInstance
+):
+    """Guards the picture against the control plane's loss: it is drawn again from the table."""
+    deployed.submit(("ABC", OLD), ("XYZ", OLD))
+    deployed.drain()
+    job = build_definitions().resolve_job_def("export_housekeeping_job")
+    assert job.execute_in_process(instance=instance).success
+    assert _status(instance)["green"] == {f"ABC|{OLD}", f"XYZ|{OLD}"}
 
 
 def test_housekeeping_writes_manifests_and_its_checks_see_what_is_wrong(deployed: World, instance: dg.DagsterInstance):
@@ -106,7 +209,7 @@ def test_housekeeping_writes_manifests_and_its_checks_see_what_is_wrong(deployed
     }
     manifest = json.loads(deployed.read(f"exports/_manifests/{job_id}.json"))
     assert [one["key"] for one in manifest["files"]] == ["ABC", "XYZ"]
-    assert instance.get_dynamic_partitions(str(chunk_partitions.name)) == [f"ABC|{OLD}"]
+    assert instance.get_dynamic_partitions(str(chunk_partitions.name)) == [f"ABC|{OLD}", f"XYZ|{OLD}"]
     deployed.s3.delete_object(Bucket=deployed.bucket, Key="exports/2025/02/15/ABC_20250215.csv")
     second = job.execute_in_process(instance=instance, raise_on_error=False)
     verdicts = {one.check_name: one.passed for one in second.get_asset_check_evaluations()}

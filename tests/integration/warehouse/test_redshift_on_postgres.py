@@ -94,6 +94,7 @@ def vault(loader: Loader, new_lane: Callable[..., LaneUnderTest]) -> str:
 def _ledger(vault: str, number: int = 0, **changes: Any) -> dict[str, Any]:
     start = START + number * STEP
     values = {"vault": vault, "epoch": 1, "start": start, "stop": start + STEP, "load_id": f"l{number}", "fence": 7}
+    values |= {"kind": "incremental", "applied_at": start}
     return values | {"rows": 0, "counts": "{}", "sha256": "x"} | changes
 
 

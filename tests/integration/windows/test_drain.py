@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -57,6 +58,25 @@ def test_a_window_without_records_moves_the_watermark(lane: LaneUnderTest):
     lane.world.publish()
     assert lane.worker().drain(lane.vault).applied == 4
     lane.assert_equals_oracle()
+
+
+def test_windows_around_midnight_follow_each_other(new_lane: Callable[..., LaneUnderTest]):
+    """Guards names and partitions of a day: a window belongs to the chain by its times, not by its date."""
+    lane = new_lane(start=datetime(2026, 12, 31, 23, 30, tzinfo=UTC))
+    lane.world.publish(4)
+    assert lane.worker().drain(lane.vault).applied == 4
+    lane.assert_equals_oracle()
+    assert [one.stoptime for one in lane.world.windows][1:3] == ["202701010000", "202701010015"]
+
+
+def test_text_that_outgrows_its_declared_length_is_kept_whole(lane: LaneUnderTest):
+    lane.world.publish(1)
+    lane.world.columns["site__v"]["city__c"] = ("String", 4000)
+    city = "x" * 3000
+    lane.world.add(Files({"site__v": [lane.world.row("site__v", 1, city__c=city)]}))
+    lane.worker().drain(lane.vault)
+    lane.assert_equals_oracle()
+    assert warehouse_rows(lane.dsn, f"vault_{lane.vault}")["site__v"]["SI0001"]["city__c"] == city
 
 
 def test_a_late_window_holds_the_ones_behind_it_until_it_comes(lane: LaneUnderTest):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,17 +13,12 @@ from lockstep.exports import rules
 from lockstep.exports.model import Claim, Counts, JobStatus, Receipt
 from lockstep.exports.store import WrongState
 from lockstep.kernel.errors import LostClaim
-from tests.integration.exports.conftest import World, _world
+from tests.integration.exports.conftest import World
 
 pytestmark = pytest.mark.stack
 
 RECEIPT = Receipt("exports/x.csv", 10, 100, "0" * 64, '"tag"', None, "v1", [{"name": "a", "type": "text"}])
 KEYS = ("A", "B", "C")
-
-
-@pytest.fixture(scope="module")
-def module_world(stack: Any) -> Iterator[World]:
-    yield from _world(stack)
 
 
 class Protocol(RuleBasedStateMachine):

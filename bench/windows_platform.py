@@ -1,0 +1,164 @@
+"""The platform as the benchmark sees it: queue rows go in, the watermark comes out, and what it cost.
+
+What belongs here: starting, asking, waiting, memory, and where the time of a run went. What does not: which sizes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import httpx
+import psutil
+
+from bench.report import peak_memory_mb
+from bench.windows_files import Published
+from lockstep.kernel import postgres
+from lockstep.kernel.errors import Terminal
+from lockstep.kernel.settings import Settings, load_settings
+from lockstep.windows.ledger import WindowLedger
+from lockstep.windows.queue import WindowQueue
+from lockstep.windows.store import WindowStore
+from resources.clients import aws_client
+
+PATIENCE_SECONDS = 900.0
+_LOOK_SECONDS = 0.05
+_IN_FLIGHT = ["QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING"]
+_RUNS = """
+query($filter: RunsFilter!, $limit: Int!) { runsOrError(filter: $filter, limit: $limit) {
+  ... on Runs { results { runId creationTime startTime } } } }"""
+_EVENTS = """
+query($run: ID!) { logsForRun(runId: $run) { ... on EventConnection { events {
+  __typename ... on MaterializationEvent { metadataEntries { label ... on FloatMetadataEntry { floatValue } } }
+  ... on MessageEvent { timestamp } } } } }"""
+
+
+class Platform:
+    """The stack of this home, and one vault of its settings."""
+
+    def __init__(self, settings: Settings, dagster: str, code_port: int) -> None:
+        if settings.warehouse_dsn is None:
+            raise Terminal("no stack is known here.", next_step="start it with `lockstep up`.")
+        self.dsn = settings.warehouse_dsn.get_secret_value()
+        self.home = settings.home
+        self.s3 = aws_client("s3", region=settings.aws_region)
+        self._settings = settings
+        self._vault = settings.vault_ids[-1]
+        self._group = f"vault_{self._vault.replace('-', '_')}"
+        self._dynamodb = aws_client("dynamodb", region=settings.aws_region)
+        self._queue = WindowQueue(self._dynamodb)
+        self._store = WindowStore(partial(postgres.connect, self.dsn, application_name="bench-windows"))
+        self._dagster, self._code_port = dagster, str(code_port)
+        self._asked_at = 0.0
+
+    @classmethod
+    def start(cls, parts: list[str]) -> Platform:
+        """Start what is not running."""
+        from stack.environment import adopt  # noqa: PLC0415  # keeps `import bench` free of the stack
+        from stack.lifecycle import Stack  # noqa: PLC0415
+
+        stack = Stack(load_settings())
+        stack.up(parts)
+        adopt(load_settings())
+        ports = stack.site().ports
+        return cls(load_settings(), f"http://127.0.0.1:{ports['dagster']}", ports["dagster_code"])
+
+    def close(self) -> None:
+        """Close what is open; the stack stays up."""
+        self._store.close()
+
+    def begin(self) -> str:
+        """Begin the vault's chain if nobody did; refuse a vault with windows of its own."""
+        first = datetime.combine(self._settings.windows_start, datetime.min.time(), UTC)
+        self._store.open_lane(self._vault, 1, first, "benchmark")
+        lane = self._store.lane(self._vault)
+        waiting = WindowLedger(self._dynamodb).pending(self._vault, lane.watermark) if lane else []
+        if lane is None or waiting or not lane.has_begun:
+            raise Terminal("the vault has windows of its own.", unit=self._vault, next_step="use a fresh stack.")
+        return self._vault
+
+    def watermark(self) -> datetime:
+        """How far the warehouse is."""
+        lane = self._store.lane(self._vault)
+        if lane is None:
+            raise Terminal("the vault has not begun.", unit=self._vault)
+        return lane.watermark
+
+    def apply(self, windows: Sequence[Published]) -> float:
+        """Seconds from the moment that the first window is READY, all others waiting behind it, to the last commit."""
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda one: self._queue.add_ready(*one), reversed(windows[1:])))
+        stop, started, self._asked_at = windows[-1].window.stop, time.perf_counter(), time.time()
+        self._queue.add_ready(*windows[0])
+        self._wait(lambda: self.watermark() >= stop, "the platform did not apply the backlog in time")
+        return time.perf_counter() - started
+
+    def rest(self) -> None:
+        """Wait until no run of the vault is under way, as a sensor does before it asks for the next."""
+        tags = [{"key": "lockstep/lane", "value": self._group}]
+        self._wait(lambda: not self._runs({"tags": tags, "statuses": _IN_FLIGHT}), "the last run did not end in time")
+
+    def split(self) -> dict[str, float]:
+        """Where the time of the newest run went, from READY to its last commit."""
+        run = self._runs({"tags": [{"key": "lockstep/lane", "value": self._group}]})[0]
+        committed = self._store.history(self._vault)[-1].applied_at.timestamp()
+        spent = self._spent(run["runId"])
+        rest = committed - run["startTime"] - spent.get("waited", 0.0) - spent.get("commit", 0.0)
+        return {
+            "sensor": run["creationTime"] - self._asked_at,
+            "queue and process start": run["startTime"] - run["creationTime"],
+            "opening stores and session": rest,
+            "Spark staging, waited for": spent.get("waited", 0.0),
+            "commits": spent.get("commit", 0.0),
+        }
+
+    @contextmanager
+    def memory(self) -> Iterator[Callable[[], float]]:
+        """Peak of Spark (its Java and its Python workers) and of Dagster's runs, together."""
+        with ExitStack() as open_ones:
+            peaks = [open_ones.enter_context(peak_memory_mb(pid)) for pid in self._processes()]
+            yield lambda: sum(peak() for peak in peaks)
+
+    def _processes(self) -> list[int]:
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            spark = any("SparkConnectServer" in word for word in words) and str(self.home) in " ".join(words)
+            if spark or ("grpc" in words and self._code_port in words):
+                found.append(int(process.pid))
+        return found
+
+    def _spent(self, run: str) -> dict[str, float]:
+        """What the run itself measured; the materialization that carries it comes at the end of the run."""
+        found: dict[str, float] = {}
+
+        def reported() -> bool:
+            for event in self._ask(_EVENTS, run=run)["logsForRun"]["events"]:
+                for entry in event.get("metadataEntries") or ():
+                    if entry["label"].startswith("seconds_"):
+                        found[entry["label"].removeprefix("seconds_")] = float(entry["floatValue"])
+            return bool(found)
+
+        self._wait(reported, "the run did not report in time")
+        return found
+
+    def _runs(self, wanted: dict[str, Any]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._ask(_RUNS, filter=wanted, limit=1)["runsOrError"]["results"]
+        return found
+
+    def _ask(self, query: str, **variables: Any) -> dict[str, Any]:
+        answer = httpx.post(f"{self._dagster}/graphql", json={"query": query, "variables": variables}, timeout=60)
+        found: dict[str, Any] = answer.json()["data"]
+        return found
+
+    def _wait(self, until: Callable[[], bool], words: str) -> None:
+        deadline = time.perf_counter() + PATIENCE_SECONDS
+        while not until():
+            if time.perf_counter() > deadline:
+                raise Terminal(f"{words}.", unit=self._vault)
+            time.sleep(_LOOK_SECONDS)

@@ -1,0 +1,256 @@
+"""What a person may do to silver and its queue: replay, status, reconcile, redrive, retention. All audited.
+
+What belongs here: checks before a deed, the deed, the audit row. What does not: words for the terminal
+(operations_cli.py) and clients, which are given. None of these can lose or double a tick: the ledger decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from lockstep.idempotency.cleaner_delta import clean_delta, forget_delta
+from lockstep.kernel.clock import Clock
+from lockstep.kernel.crash import crash_point
+from lockstep.kernel.errors import InvalidInput
+from lockstep.ticks import bronze
+from lockstep.ticks.model import DAY_COLUMN, Tick
+from lockstep.ticks.silver.dispatch import DispatchTable
+from lockstep.ticks.silver.gold import Gold
+from lockstep.ticks.silver.intake import Swept, sweep
+from lockstep.ticks.silver.model import DispatchState, Lane
+from lockstep.ticks.silver.queue import Depth, Received, TickQueue, message_of
+from lockstep.ticks.silver.store import Actor, Backlog, SilverStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RETENTION_DAYS = 365
+_MOST_DEAD = 1000
+
+
+class Parts(Protocol):
+    """What silver works with, opened; see resources/silver.py."""
+
+    @property
+    def store(self) -> SilverStore:
+        """The ledger."""
+
+    @property
+    def dispatches(self) -> DispatchTable:
+        """Who works on what."""
+
+    @property
+    def queue(self) -> TickQueue:
+        """The work queue."""
+
+    @property
+    def dead_letters(self) -> TickQueue:
+        """What was given up."""
+
+    @property
+    def clock(self) -> Clock:
+        """The time."""
+
+
+class Status(NamedTuple):
+    """The way from bronze to silver at a glance."""
+
+    queue: Depth
+    dead: Depth
+    lag_seconds: float
+    waiting_ticks: int
+    lanes: tuple[Backlog, ...]
+
+
+class Redriven(NamedTuple):
+    """What became of the dead letters."""
+
+    sent: tuple[str, ...]
+    finished: tuple[str, ...]
+    unreadable: int
+
+
+def replay_ticks(parts: Parts, tick_ids: Sequence[str], actor: Actor, *, enqueue: bool = True) -> list[Lane]:
+    """Let these ticks, and because order is kept every later one of their projects, be applied again.
+
+    Each project's lane goes back to its earliest tick of the list, in a new generation, in one transaction with the
+    audit; then the tick is enqueued, unless the caller applies it itself. A death before the message is mended by the
+    sweep. Data is not touched here.
+
+    Raises:
+        InvalidInput: A tick is not committed. Nothing was changed.
+    """
+    if not actor.reason.strip():
+        raise InvalidInput("a reason is needed: it is kept in the audit.", next_step="give --reason.")
+    found = {tick_id: parts.store.ticks.committed(tick_id) for tick_id in tick_ids}
+    unknown = sorted(tick_id for tick_id, tick in found.items() if tick is None)
+    if unknown or not found:
+        raise InvalidInput("only committed ticks can be replayed.", problems=unknown or ["no tick was found"])
+    first = earliest(tick for tick in found.values() if tick is not None)
+    return [_replay(parts, tick, actor, enqueue=enqueue) for tick in first]
+
+
+def ticks_between(
+    parts: Parts, start: datetime | None, end: datetime | None, *, project_id: str | None = None
+) -> list[str]:
+    """The first tick of each project, or of one, that bronze committed in that stretch.
+
+    Raises:
+        InvalidInput: There is none.
+    """
+    found = parts.store.first_committed(start, end, project_id=project_id)
+    if not found:
+        raise InvalidInput("no tick was committed then.", next_step="see `lockstep ticks status`, widen the range.")
+    return found
+
+
+def instant(text: str | None) -> datetime | None:
+    """A day or an instant as a person writes it; without a zone it is UTC. Raises `InvalidInput`."""
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(f"{text!r} is no instant.", next_step="write 2026-05-07 or 2026-05-07T12:00:00Z.") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def earliest(ticks: Iterable[Tick]) -> list[Tick]:
+    """The first tick of each project."""
+    first: dict[str, Tick] = {}
+    for tick in ticks:
+        known = first.get(tick.project_id)
+        if known is None or (tick.sequence or 0) < (known.sequence or 0):
+            first[tick.project_id] = tick
+    return [first[project] for project in sorted(first)]
+
+
+def _replay(parts: Parts, tick: Tick, actor: Actor, *, enqueue: bool) -> Lane:
+    now = parts.clock.now()
+    lane = parts.store.rewind(parts.store.lane(tick.project_id), tick, actor, now=now)
+    crash_point("silver.replay.rewound")
+    if enqueue:
+        nearest = parts.store.plan(lane, limit=1).ready
+        parts.queue.send([message_of(one, now) for one in nearest])
+    return lane
+
+
+def status(parts: Parts, *, limit: int = 50) -> Status:
+    """Depths of both queues, and every lane that is behind, the one that waits longest first."""
+    lanes = parts.store.backlog(limit=limit)
+    now = parts.clock.now()
+    lag = max(((now - one.oldest).total_seconds() for one in lanes if one.oldest is not None), default=0.0)
+    return Status(
+        queue=parts.queue.depth(),
+        dead=parts.dead_letters.depth(),
+        lag_seconds=max(0.0, lag),
+        waiting_ticks=sum(one.waiting for one in lanes),
+        lanes=tuple(lanes),
+    )
+
+
+class Reconciled(NamedTuple):
+    """What a reconciliation found and did."""
+
+    swept: Swept
+    not_said: tuple[str, ...]
+    parked: tuple[str, ...]
+
+
+def reconcile(parts: Parts, actor: Actor, *, since: timedelta = timedelta(days=1)) -> Reconciled:
+    """Make the control plane agree with the ledger: enqueue what is committed and not in silver, at once.
+
+    Ticks that are in silver and are not DONE in DynamoDB are enqueued too: a worker says DONE for them.
+    """
+    now = parts.clock.now()
+    swept = sweep(
+        parts.store,
+        parts.dispatches,
+        parts.queue,
+        clock=parts.clock,
+        older_than=timedelta(0),
+        again_after=timedelta(0),
+        most_lanes=10_000,
+        ticks_per_lane=100,
+    )
+    unsaid = not_said(parts, now - since)
+    found = [parts.store.ticks.committed(tick_id) for tick_id in unsaid]
+    parts.queue.send([message_of(tick, now) for tick in found if tick is not None])
+    parked = tuple(lane.parked for lane in parts.store.behind() if lane.parked is not None)
+    details: dict[str, Any] = {"enqueued": len(swept.enqueued), "not_said": len(unsaid), "parked": list(parked)}
+    parts.store.audit(actor, "ticks-reconcile", "silver", details)
+    return Reconciled(swept, unsaid, parked)
+
+
+def not_said(parts: Parts, since: datetime) -> tuple[str, ...]:
+    """Ticks that are in silver since then and whose DONE is missing: their worker died just before it."""
+    applied = {one.tick_id: one for one in parts.store.applied_since(since)}
+    rows = parts.dispatches.get_all(applied, parts.clock.now())
+    return tuple(
+        tick_id
+        for tick_id, one in sorted(applied.items())
+        if (row := rows.get(tick_id)) is None or row.state is not DispatchState.DONE or row.generation < one.generation
+    )
+
+
+def redrive(parts: Parts, actor: Actor, *, most: int = _MOST_DEAD) -> Redriven:
+    """Give dead letters another life: those of finished ticks are dropped, the others go back to the queue.
+
+    A message is deleted from the dead letters only after the queue has it. What cannot be read stays where it is.
+    """
+    sent: list[str] = []
+    finished: list[str] = []
+    unreadable = 0
+    while len(sent) + len(finished) + unreadable < most and (batch := parts.dead_letters.receive(hidden=120)):
+        mine = [one for one in batch if one.message is not None]
+        unreadable += len(batch) - len(mine)
+        there = parts.store.applied(one.message.tick_id for one in mine if one.message)
+        again = [one for one in mine if one.message and one.message.tick_id not in there]
+        parts.queue.send_again(again)
+        crash_point("silver.redrive.sent")
+        parts.dead_letters.delete([one.receipt_handle for one in mine])
+        sent += _names(again)
+        finished += _names(one for one in mine if one not in again)
+    details = {"sent": len(sent), "finished": len(finished), "unreadable": unreadable}
+    parts.store.audit(actor, "ticks-redrive-dlq", parts.dead_letters.name, details)
+    return Redriven(tuple(sent), tuple(finished), unreadable)
+
+
+class Forgotten(NamedTuple):
+    """What retention removed."""
+
+    before: str
+    bronze_files: int
+    gold_rows: int
+    tables: tuple[str, ...]
+
+
+def retain(
+    parts: Parts, spark: SparkSession, lake: str, actor: Actor, *, days: int = RETENTION_DAYS, dry_run: bool = False
+) -> Forgotten:
+    """Forget bronze and gold of days that ended longer ago than this, by metadata: whole partitions, no row deletes.
+
+    Silver holds the newest state of each key and is not touched. The ledger of ticks is kept.
+    """
+    if days < 1:
+        raise InvalidInput(f"{days} days keep nothing.", next_step="give --days 1 or more.")
+    limit = (parts.clock.now() - timedelta(days=days)).date()
+    before = f"{limit:%Y%m%d}"
+    tables = parts.store.bronze_tables_before(before)
+    files = rows = 0
+    if not dry_run:
+        run = f"retention:{before}"
+        parts.store.audit(actor, "ticks-retention", before, {"days": days, "tables": len(tables)})
+        for project_id, table in tables:
+            files += forget_delta(spark, bronze.table_path(lake, project_id, table), DAY_COLUMN, before=before, run=run)
+            crash_point("silver.retention.table_forgotten")
+        gold = Gold(spark, lake)
+        for day in gold.days_before(limit):
+            rows += clean_delta(spark, gold.daily, day, run=run)
+    return Forgotten(before, files, rows, tuple(f"{project}/{table}" for project, table in tables))
+
+
+def _names(received: Iterable[Received]) -> list[str]:
+    return [one.message.tick_id for one in received if one.message is not None]

@@ -1,0 +1,111 @@
+"""The tick sensor: receives messages, lets the ledger decide, asks for one run per project, and sweeps.
+
+What belongs here: turning groups into run requests and reporting what bronze committed. What does not: which ticks make
+a group (lockstep/ticks/silver/intake.py). A message is deleted by the worker, when its tick is done.
+"""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from jobs.lanes import LANE_TAG
+from jobs.ticks import silver_ticks_job
+from lockstep.kernel import trace
+from lockstep.kernel.errors import LockstepError
+from lockstep.kernel.settings import load_settings
+from lockstep.ticks.silver.intake import Group, sweep
+from lockstep.ticks.silver.model import SILVER_ASSET, Lane
+from platform_assets.tick_events import add_partitions, bronze_event
+from platform_assets.ticks import GroupConfig
+from resources.silver import Silver, open_silver
+
+RECEIVE_SECONDS = 25.0  # a tick is cut at 60 s, and what it had decided by then would be lost
+SWEEP_SECONDS = 60.0
+_IN_FLIGHT = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+
+
+@dg.sensor(
+    name="ticks_sensor",
+    job=silver_ticks_job,
+    minimum_interval_seconds=5,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description=(
+        "Turns committed ticks into silver runs, one per project at a time and in its order. A message goes away only "
+        "when its tick is in silver; a sweep makes lost ones anew."
+    ),
+)
+def ticks_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+    """One bounded pass over the queue, and every minute a sweep."""
+    with open_silver(load_settings(), application_name="lockstep-ticks-sensor") as silver:
+        cursor = _sweep_if_due(context, silver)
+        found = silver.intake.look(lambda lane: is_busy(context.instance, lane), seconds=RECEIVE_SECONDS)
+    for words in found.waiting[:20]:
+        context.log.info("%s", words)
+    ticks = [tick for group in found.groups for tick in group.ticks]
+    add_partitions(context.instance, (tick.tick_id for tick in ticks))
+    skip = f"{found.received} messages, {found.deleted} deleted, {len(found.waiting)} wait"
+    return dg.SensorResult(
+        run_requests=[build_run_request(group) for group in found.groups],
+        asset_events=[bronze_event(tick) for group in found.groups if group.attempt == 1 for tick in group.ticks],
+        cursor=cursor,
+        skip_reason=None if found.groups else skip,
+    )
+
+
+def build_run_request(group: Group) -> dg.RunRequest:
+    """The run of a group. A tick that failed before stands alone, as its own partition: it is what turns red."""
+    first = group.ticks[0]
+    alone = len(group.ticks) == 1
+    return dg.RunRequest(
+        run_key=f"silver:{first.tick_id}:{group.lane.generation}:{group.attempt}:{len(group.ticks)}",
+        partition_key=first.tick_id if alone else None,
+        run_config=dg.RunConfig(
+            ops={SILVER_ASSET: GroupConfig(project_id=group.lane.project_id, ticks=list(group.tick_ids))}
+        ),
+        tags={
+            LANE_TAG: lane_tag(group.lane),
+            "lockstep/org": group.lane.org_id,
+            "lockstep/project": group.lane.project_id,
+            "lockstep/attempt": str(group.attempt),
+            trace.RUN_TAG: group.trace_id or trace.new_trace(),
+        },
+    )
+
+
+def lane_tag(lane: Lane) -> str:
+    """The run queue lets one run of each value start at a time."""
+    return f"silver_{lane.project_id}"
+
+
+def is_busy(instance: dg.DagsterInstance, lane: Lane) -> bool:
+    """Whether a run of the lane waits or works. A run that died is neither, so its lane is free at once."""
+    filters = dg.RunsFilter(tags={LANE_TAG: lane_tag(lane)}, statuses=_IN_FLIGHT)
+    return bool(instance.get_runs(filters=filters, limit=1))
+
+
+def _sweep_if_due(context: dg.SensorEvaluationContext, silver: Silver) -> str:
+    """The cursor is only the time of the last sweep; one that cannot be read means that a sweep is due."""
+    now = silver.clock.now().timestamp()
+    try:
+        swept_at = float(context.cursor or 0)
+    except ValueError:
+        swept_at = 0.0
+    if now - swept_at < SWEEP_SECONDS:
+        return str(context.cursor)
+    try:
+        swept = sweep(silver.store, silver.dispatches, silver.queue, clock=silver.clock)
+    except LockstepError as error:  # messages may still come: they must not wait for a sweep that cannot be done
+        context.log.error("not swept: %s", error)
+        return str(swept_at)
+    if swept.enqueued:
+        context.log.warning("ticks without a live dispatch were enqueued again: %s", ", ".join(swept.enqueued[:20]))
+    return str(now)
+
+
+sensors = [ticks_sensor]

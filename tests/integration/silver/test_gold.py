@@ -1,0 +1,51 @@
+"""Gold on real Delta tables: a day is a function of its ticks, sessions survive late and repeated ticks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from lockstep.ticks.model import Mode
+from lockstep.ticks.silver.gold import Gold, daily_rows
+from lockstep.ticks.silver.model import Applied
+from tests.silver_world import World
+
+pytestmark = pytest.mark.stack
+
+NOON = datetime(2026, 5, 7, 12, tzinfo=UTC)
+
+
+def _applied(sequence: int, at: datetime, project: str = "p1") -> Applied:
+    return Applied(
+        "acme", project, f"{project}-{sequence}", sequence, 1, Mode.DELTA, "20260507", 10, 1,
+        at + timedelta(seconds=30), at, {"orders": 10},
+    )  # fmt: skip
+
+
+def test_a_day_is_made_anew_from_its_ticks_and_a_repeat_changes_nothing(world: World):
+    gold, day = Gold(world.spark, world.lake), NOON.date()
+    ticks = [_applied(1, NOON), _applied(2, NOON + timedelta(hours=1)), _applied(1, NOON, "p2")]
+    assert gold.load_day(day, ticks) == 2
+    assert gold.load_day(day, ticks) == 0
+    moved = [*ticks, replace(_applied(3, NOON + timedelta(hours=2)), generation=2)]
+    assert gold.load_day(day, moved) == 2
+    rows = world.spark.read.format("delta").load(gold.daily.path).orderBy("project_id").collect()
+    assert [(one.project_id, one.ticks, one.replayed_ticks, one.rows) for one in rows] == [
+        ("p1", 3, 1, 30),
+        ("p2", 1, 0, 10),
+    ]
+    assert daily_rows(reversed(moved)) == daily_rows(moved)
+
+
+def test_sessions_grow_join_and_ignore_repeats(world: World):
+    """Guards analysts' keys: a late tick that joins two sessions leaves no orphan and renames nothing."""
+    gold = Gold(world.spark, world.lake)
+    gold.fold_sessions([_applied(1, NOON, "s"), _applied(3, NOON + timedelta(minutes=100), "s")])
+    read = world.spark.read.format("delta").load(gold.sessions).where("user = 's'")
+    first = min(read.collect(), key=lambda one: one.first)
+    assert read.count() == 2
+    gold.fold_sessions([_applied(2, NOON + timedelta(minutes=50), "s"), _applied(1, NOON, "s")])
+    (joined,) = world.spark.read.format("delta").load(gold.sessions).where("user = 's'").collect()
+    assert (joined.key, joined.events) == (first.key, 3)

@@ -1,0 +1,78 @@
+"""Footers of strangers: what is read of a good file, and how hostile ones are refused."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import pyarrow as pa
+import pytest
+
+from lockstep.ticks import footers
+from lockstep.ticks.model import Column
+from tests.ticks_fixtures import parquet, people
+
+
+def _read(body: bytes) -> footers.Footer:
+    return footers.read_footer(io.BytesIO(body), len(body))
+
+
+def test_a_footer_says_rows_columns_and_size():
+    found = _read(people(7))
+    assert (found.rows, found.row_groups) == (7, 1)
+    assert found.columns == (Column("id", "bigint"), Column("name", "string"))
+    assert found.uncompressed_bytes > 0
+
+
+def test_types_are_named_as_spark_names_them():
+    body = parquet(
+        {
+            "a": pa.array([1], pa.int32()),
+            "b": pa.array([None], pa.null()),
+            "c": pa.array([1], pa.timestamp("us", tz="UTC")),
+            "d": pa.array([1], pa.timestamp("ms")),
+            "e": pa.array(["x"]).dictionary_encode(),
+            "f": pa.array([1], pa.decimal128(10, 2)),
+            "g": pa.array([1.0], pa.float32()),
+            "h": pa.array([[1]]),
+            "i": pa.array([1], pa.timestamp("ns")),
+        }
+    )
+    found = dict(_read(body).columns)
+    good = {"a": "int", "b": "null", "c": "timestamp", "d": "timestamp_ntz", "e": "string", "f": "decimal(10,2)"}
+    assert {name: found[name] for name in good} == good
+    assert found["g"] == "float"
+    assert found["h"].startswith("list")
+    assert found["i"] == "timestamp[ns]"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"x",
+        b"PAR1",
+        b"PAR1" + b"\x00" * 100 + b"PAR1",
+        b"PAR1" + (2**31).to_bytes(4, "little") + b"PAR1",
+        b"PAR1" + os.urandom(200) + (150).to_bytes(4, "little") + b"PAR1",
+        people(5)[:-9],
+        people(5)[:40] + b"PAR1",
+        b"PARE" + b"\x00" * 20 + b"PARE",
+    ],
+)
+def test_what_is_no_parquet_is_refused_in_words(body: bytes):
+    with pytest.raises(footers.NotUsable) as caught:
+        _read(body)
+    assert caught.value.what
+
+
+def test_a_row_group_that_unpacks_to_gigabytes_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """Guards memory: the bytes on the wire are few, what they become is not."""
+    body = parquet({"a": [os.urandom(1000).hex() * 50] * 20}, compression="zstd", use_dictionary=False)
+    monkeypatch.setattr(footers, "MAX_GROUP_BYTES", 1_000_000)
+    with pytest.raises(footers.NotUsable, match="unpacks"):
+        _read(body)
+
+
+def test_a_codec_that_spark_cannot_read_is_refused():
+    with pytest.raises(footers.NotUsable, match="BROTLI"):
+        _read(parquet({"a": [1]}, compression="brotli"))

@@ -1,0 +1,123 @@
+"""The small parts of the ingest service that need no stack: limits, turns, digests."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+
+import pytest
+from cryptography.fernet import Fernet
+from fastapi_problem.error import Problem
+from pydantic import SecretStr
+
+from lockstep.kernel.clock import FakeClock
+from lockstep.kernel.errors import InvalidInput, Terminal
+from lockstep.ticks.errors import InFlight, OverQuota
+from lockstep.ticks.projects import Keyring
+from services.ingest.body import announced_sha256
+from services.ingest.limits import Bucket, Turns
+
+DIGEST = hashlib.sha256(b"x").digest()
+STRUCTURED = f"sha-256=:{base64.b64encode(DIGEST).decode()}:"
+
+
+@pytest.mark.parametrize(
+    ("x_sha256", "content_digest"),
+    [
+        (DIGEST.hex(), None),
+        (DIGEST.hex().upper(), None),
+        (None, STRUCTURED),
+        (DIGEST.hex(), STRUCTURED),
+        (None, f"sha-512=:AAAA:, {STRUCTURED}"),
+    ],
+)
+def test_either_header_names_the_digest(x_sha256: str | None, content_digest: str | None):
+    assert announced_sha256(x_sha256, content_digest) == DIGEST.hex()
+
+
+@pytest.mark.parametrize(
+    ("x_sha256", "content_digest"),
+    [
+        (None, None),
+        ("", None),
+        ("zz", None),
+        ("f" * 64, STRUCTURED),
+        (None, "sha-256=abc"),
+        (None, "sha-256=:!:"),
+        (None, "sha-256=:AAAA:"),
+        (None, "sha-512=:AAAA:"),
+    ],
+)
+def test_a_digest_that_cannot_be_used_is_refused(x_sha256: str | None, content_digest: str | None):
+    with pytest.raises(Problem) as caught:
+        announced_sha256(x_sha256, content_digest)
+    assert caught.value.status == 400
+
+
+def test_one_organisation_cannot_use_up_the_tokens_of_another():
+    clock = FakeClock()
+    bucket = Bucket(per_second=2, burst=3, clock=clock)
+    for _ in range(3):
+        bucket.take("a")
+    with pytest.raises(OverQuota) as caught:
+        bucket.take("a")
+    assert caught.value.retry_after == pytest.approx(0.5)
+    bucket.take("b")
+    clock.advance(0.5)
+    bucket.take("a")
+
+
+def test_finalizes_of_one_organisation_take_turns_and_of_two_do_not():
+    order: list[str] = []
+
+    async def one(turns: Turns, org: str, tick: str, gate: asyncio.Event) -> None:
+        async with turns.turn(org, "p", tick):
+            order.append(f"{tick} in")
+            await gate.wait()
+            order.append(f"{tick} out")
+
+    async def scenario() -> None:
+        turns, gate, other = Turns(5), asyncio.Event(), asyncio.Event()
+        tasks = [asyncio.create_task(one(turns, "a", tick, gate)) for tick in ("1", "2")]
+        tasks.append(asyncio.create_task(one(turns, "b", "3", other)))
+        await asyncio.sleep(0.01)
+        assert order == ["1 in", "3 in"]
+        with pytest.raises(InFlight):
+            async with turns.turn("a", "p", "2"):
+                pass
+        gate.set()
+        other.set()
+        await asyncio.gather(*tasks)
+        assert (turns._locks, turns._busy) == ({}, set())
+
+    asyncio.run(scenario())
+    assert order.index("1 out") < order.index("2 in")
+
+
+def test_a_turn_that_does_not_come_is_an_answer():
+    async def scenario() -> None:
+        turns = Turns(0.01)
+        async with turns.turn("a", "p", "1"):
+            with pytest.raises(InFlight):
+                async with turns.turn("a", "p", "2"):
+                    pass
+        async with turns.turn("a", "p", "2"):
+            pass
+
+    asyncio.run(scenario())
+
+
+def test_secrets_open_with_an_older_key_and_not_with_a_stranger():
+    old, new = Fernet.generate_key().decode(), Fernet.generate_key().decode()
+    sealed = Keyring(SecretStr(old)).seal("s")
+    assert sealed != b"s"
+    assert Keyring(SecretStr(f"{new},{old}")).open(sealed) == "s"
+    with pytest.raises(Terminal):
+        Keyring(SecretStr(new)).open(sealed)
+
+
+@pytest.mark.parametrize("keys", [None, "", "short", "a,b"])
+def test_a_keyring_needs_keys(keys: str | None):
+    with pytest.raises(InvalidInput):
+        Keyring(SecretStr(keys) if keys is not None else None)
