@@ -38,7 +38,6 @@ SELECT coalesce(sum(p.sequence - coalesce(l.watermark, 0)), 0)::bigint, min(t.co
   LEFT JOIN silver.lane AS l ON l.project_id = p.project_id
   JOIN ticks.tick AS t ON t.project_id = p.project_id AND t.sequence = coalesce(l.watermark, 0) + 1
  WHERE p.sequence > coalesce(l.watermark, 0)"""
-_TICKS_INSTALLED: Final = "SELECT to_regclass('ticks.project') IS NOT NULL AND to_regclass('silver.lane') IS NOT NULL"
 
 
 class WindowProbe:
@@ -76,16 +75,13 @@ class ExportProbe:
 
 
 class TickProbe:
-    """How long the oldest committed tick has been waiting for silver. Without ticks in the database, none does."""
+    """How long the oldest committed tick has been waiting for silver."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
 
     def __call__(self, _: Mapping[str, Any], __: Key, now: datetime) -> Reading:
         """The next tick of the project that waits longest."""
-        ((installed,),) = _all(self._connect, _TICKS_INSTALLED)
-        if not installed:
-            return {"lagSeconds": None, "empty": True, "waiting": 0}
         ((waiting, oldest, project),) = _all(self._connect, WAITING_TICKS)
         return _oldest(waiting, oldest, now, project=project)
 

@@ -16,7 +16,7 @@ import pytest
 from lockstep.kernel.settings import load_settings
 from lockstep.readiness.model import Key, RunStatus, TraitStatus
 from lockstep.readiness.store import slot_key
-from lockstep.readiness.triggers.dagster import TOKEN_TAG, DagsterGraph
+from lockstep.readiness.triggers.dagster import ASSET_JOB, TOKEN_TAG, DagsterGraph
 from platform_assets.readiness import asset_name
 from resources.readiness import Deployment, build_deployment
 
@@ -53,16 +53,18 @@ def _wait(deployment: Deployment, key: Key) -> dict[str, Any]:
 def test_a_marker_becomes_a_run_of_the_pipelines_own_job_and_a_green_partition(
     deployment: Deployment, graph: DagsterGraph, dynamodb: Any
 ):
-    """Guards the gate in front of exports and of the windows mart: asked for, evaluated, started once, followed.
+    """Guards the gate in front of exports, gold and the windows mart: asked for, evaluated, started once, followed.
 
-    Exports are ready by their own ledger; for the windows, whose vaults may have no data here, somebody pushes.
+    Exports and ticks are ready by their own ledgers; for the windows, whose vaults may have no data, somebody pushes.
     """
     day = date(2026, 1, 1) + timedelta(days=secrets.randbelow(200))
-    exports, windows = Key("exports-daily", day), Key("windows-mart", day)
-    item = {"PK": {"S": f"MARKER#{exports.pipeline}"}, "SK": {"S": f"{day}#daily"}}
-    dynamodb.put_item(TableName="readiness", Item=item)
+    exports, windows, ticks = (Key(name, day) for name in ("exports-daily", "windows-mart", "ticks-gold"))
+    for key in (exports, ticks):
+        item = {"PK": {"S": f"MARKER#{key.pipeline}"}, "SK": {"S": f"{day}#daily"}}
+        dynamodb.put_item(TableName="readiness", Item=item)
     deployment.control.push("windows-mart", "inputs-complete", TraitStatus.PASS, key=windows)
-    for key, job in ((exports, "export_housekeeping_job"), (windows, "windows_mart_job")):
+    started = {exports: "export_housekeeping_job", windows: "windows_mart_job", ticks: ASSET_JOB}
+    for key, job in started.items():
         row = _wait(deployment, key)
         assert (row["reason"], row["attemptNumber"]) == ("marker", 1)
         found = graph.ask(_JOB, tags=[{"key": TOKEN_TAG, "value": row["runId"]}])["runsOrError"]["results"]

@@ -31,15 +31,6 @@ CLIENT = (
     "INSERT INTO exports.client (client_id, name, tenant, key_sha256, webhook_secret) VALUES ('c', 'c', 't', '', '')"
 )
 
-# The parts of the ticks' tables that the reading needs; the names are those of their migrations.
-TICKS = """
-CREATE SCHEMA ticks;
-CREATE TABLE ticks.project (project_id text PRIMARY KEY, org_id text, sequence bigint NOT NULL DEFAULT 0);
-CREATE TABLE ticks.tick (project_id text, tick_id text, sequence bigint, committed_at timestamptz,
-                         PRIMARY KEY (project_id, tick_id), UNIQUE (project_id, sequence));
-CREATE SCHEMA silver;
-CREATE TABLE silver.lane (project_id text PRIMARY KEY, watermark bigint NOT NULL DEFAULT 0)"""
-
 
 @pytest.fixture
 def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
@@ -139,23 +130,45 @@ def test_a_named_export_job_is_done_only_when_it_has_completed(database: str, co
     assert (answers["J2"].reason, answers["J5"].reason) == ("job J2 is FAILED", "there is no job J5")
 
 
-def test_ticks_lag_by_the_oldest_one_that_silver_has_not_taken(database: str, connection: psycopg.Connection[Any]):
-    probe = probes.TickProbe(on_connect(database, application_name="test"))
-    assert _ask(probe, "tick-lag", maxLagSeconds=60).status == "PASS", "a deployment without ticks has none behind"
-    connection.execute(TICKS.encode())
-    assert _ask(probe, "tick-lag", maxLagSeconds=60).status == "PASS"
-    connection.execute("INSERT INTO ticks.project SELECT 'p' || n, 'o', 100 FROM generate_series(1, 50) AS n")
+def _commit_ticks(connection: psycopg.Connection[Any], projects: int, ticks: int) -> None:
+    """So many ticks of each project, one a minute, the last one now."""
     connection.execute(
-        "INSERT INTO ticks.tick SELECT 'p' || p, p || '-' || s, s, %s::timestamptz - (100 - s) * interval '1 minute'"
-        " FROM generate_series(1, 50) AS p, generate_series(1, 100) AS s",
-        (NOW,),
+        "INSERT INTO ticks.project (project_id, org_id, sequence)"
+        " SELECT 'p' || n, 'o', %s FROM generate_series(1, %s) AS n",
+        (ticks, projects),
     )
-    connection.execute("INSERT INTO silver.lane SELECT 'p' || n, 100 FROM generate_series(1, 48) AS n")
-    connection.execute("INSERT INTO silver.lane VALUES ('p49', 90)")
+    connection.execute(
+        """
+        INSERT INTO ticks.tick (project_id, tick_id, org_id, state, sequence, committed_at, result, manifest_sha256,
+            commits, bronze_key, bronze_etag)
+        SELECT 'p' || p, p || '-' || s, 'o', 'committed', s,
+               %(now)s::timestamptz - (%(last)s - s) * interval '1 minute', '{}', 'x', '[]', 'k', 'e'
+          FROM generate_series(1, %(projects)s) AS p, generate_series(1, %(last)s) AS s""",
+        {"now": NOW, "projects": projects, "last": ticks},
+    )
+
+
+def _silvered(connection: psycopg.Connection[Any], first: int, last: int, watermark: int) -> None:
+    connection.execute(
+        "INSERT INTO silver.lane (project_id, org_id, watermark)"
+        " SELECT 'p' || n, 'o', %s FROM generate_series(%s, %s) AS n",
+        (watermark, first, last),
+    )
+
+
+def test_ticks_lag_by_the_oldest_one_that_silver_has_not_taken(database: str, connection: psycopg.Connection[Any]):
+    migrate(database, "lockstep.kernel")
+    migrate(database, "lockstep.ticks")
+    migrate(database, "lockstep.ticks.silver")
+    probe = probes.TickProbe(on_connect(database, application_name="test"))
+    assert _ask(probe, "tick-lag", maxLagSeconds=60).status == "PASS", "nothing waits where nothing is"
+    _commit_ticks(connection, projects=50, ticks=100)
+    _silvered(connection, 1, 48, watermark=100)
+    _silvered(connection, 49, 49, watermark=90)
     late = _ask(probe, "tick-lag", maxLagSeconds=60)
     assert (late.value["project"], late.value["waiting"], late.value["lagSeconds"]) == ("p50", 110, 99 * 60)
     assert _ask(probe, "tick-lag", through="execution-day").status == "PASS"
-    connection.execute("INSERT INTO silver.lane VALUES ('p50', 100)")
+    _silvered(connection, 50, 50, watermark=100)
     assert _ask(probe, "tick-lag", maxLagSeconds=600).status == "PASS"
     assert "tick_project_id_sequence_key" in _plan_of(connection, probes.WAITING_TICKS)
 
