@@ -134,7 +134,7 @@ def _commit_ticks(connection: psycopg.Connection[Any], projects: int, ticks: int
     """So many ticks of each project, one a minute, the last one now."""
     connection.execute(
         "INSERT INTO ticks.project (project_id, org_id, sequence)"
-        " SELECT 'p' || n, 'o', %s FROM generate_series(1, %s) AS n",
+        " SELECT 'p' || n, 'o', %s::bigint FROM generate_series(1, %s::bigint) AS n",
         (ticks, projects),
     )
     connection.execute(
@@ -142,8 +142,8 @@ def _commit_ticks(connection: psycopg.Connection[Any], projects: int, ticks: int
         INSERT INTO ticks.tick (project_id, tick_id, org_id, state, sequence, committed_at, result, manifest_sha256,
             commits, bronze_key, bronze_etag)
         SELECT 'p' || p, p || '-' || s, 'o', 'committed', s,
-               %(now)s::timestamptz - (%(last)s - s) * interval '1 minute', '{}', 'x', '[]', 'k', 'e'
-          FROM generate_series(1, %(projects)s) AS p, generate_series(1, %(last)s) AS s""",
+               %(now)s::timestamptz - (%(last)s::bigint - s) * interval '1 minute', '{}', 'x', '[]', 'k', 'e'
+          FROM generate_series(1, %(projects)s::bigint) AS p, generate_series(1, %(last)s::bigint) AS s""",
         {"now": NOW, "projects": projects, "last": ticks},
     )
 
@@ -151,7 +151,7 @@ def _commit_ticks(connection: psycopg.Connection[Any], projects: int, ticks: int
 def _silvered(connection: psycopg.Connection[Any], first: int, last: int, watermark: int) -> None:
     connection.execute(
         "INSERT INTO silver.lane (project_id, org_id, watermark)"
-        " SELECT 'p' || n, 'o', %s FROM generate_series(%s, %s) AS n",
+        " SELECT 'p' || n, 'o', %s::bigint FROM generate_series(%s::bigint, %s::bigint) AS n",
         (watermark, first, last),
     )
 
