@@ -22,6 +22,7 @@ from lockstep.kernel import postgres
 from lockstep.kernel.errors import Terminal
 from lockstep.kernel.settings import Settings, load_settings
 from lockstep.windows.ledger import WindowLedger
+from lockstep.windows.model import QueueRow, WindowStatus
 from lockstep.windows.queue import WindowQueue
 from lockstep.windows.store import WindowStore
 from resources.clients import aws_client
@@ -77,10 +78,15 @@ class Platform:
         first = datetime.combine(self._settings.windows_start, datetime.min.time(), UTC)
         self._store.open_lane(self._vault, 1, first, "benchmark")
         lane = self._store.lane(self._vault)
-        waiting = WindowLedger(self._dynamodb).pending(self._vault, lane.watermark) if lane else []
-        if lane is None or waiting or not lane.has_begun:
+        if lane is None or not lane.has_begun or any(row.status is WindowStatus.FAILED for row in self._waiting()):
             raise Terminal("the vault has windows of its own.", unit=self._vault, next_step="use a fresh stack.")
+        # A benchmark that was interrupted may have left windows behind: they are applied first.
+        self._wait(lambda: not self._waiting(), "what an earlier run left was not applied in time")
+        self.rest()
         return self._vault
+
+    def _waiting(self) -> list[QueueRow]:
+        return WindowLedger(self._dynamodb).pending(self._vault, self.watermark())
 
     def watermark(self) -> datetime:
         """How far the warehouse is."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from lockstep.windows.staging import StageJob, StageResult
 
 _READERS = 4
+SCHEMA_CHANGES = "metadata"
+"""The object whose rows say that the vendor changed a schema."""
 
 
 class Preparer:
@@ -134,9 +136,10 @@ class Preparer:
             if file.type is FileType.UPSERT:
                 headers[file.object].append(file.columns)
         unit, fresh = str(manifest.window), []
+        told = any(file.object == SCHEMA_CHANGES and file.rows for file in manifest.files)  # a text may have grown
         for name, files in headers.items():
             known = present.get(short_name(name, self._place.identifier_limit))
-            if known is None or any(set(columns) - set(known.by_name) for columns in files):
+            if told or known is None or any(set(columns) - set(known.by_name) for columns in files):
                 fresh.append((name, files))
         if not fresh:
             return []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -18,9 +19,12 @@ from lockstep.windows import mart, operations
 from lockstep.windows.model import WindowKind
 from lockstep.windows.operations import Doer
 from lockstep.windows.worker import WindowFailed
+from tests.producer_world import Place as Bucket
+from tests.producer_world import producing
 from tests.redshift_lane import RedshiftLane
+from tests.simulator import running_simulator
 from tests.windows_lane import LaneUnderTest
-from tests.windows_world import Files, as_csv
+from tests.windows_world import Files, World, as_csv
 
 pytestmark = pytest.mark.stack
 
@@ -89,6 +93,29 @@ def test_a_poison_window_fails_alone_on_redshift_and_goes_on_after_its_repair(la
     operations.retry(lane.worker(), window, DOER)
     assert lane.worker().drain(lane.vault).applied == 2
     lane.assert_equals_oracle()
+
+
+def test_a_text_that_grew_at_the_vendor_gets_room_in_redshift_before_its_window(
+    empty_warehouse: str, tmp_path: Path, stack: Any
+):
+    """Guards COPY, which refuses a value that is longer than its column; the vendor says so in the window itself."""
+    place, vault = Bucket().create(), f"w{secrets.token_hex(4)}"
+    with running_simulator(tmp_path / "vault") as simulator:
+        simulator.add(vault, rows=3, base_rows=2, objects=["study__v"])
+        with producing(place, vault, simulator.address(vault), tmp_path / "work") as producer:
+            simulator.do(vault, "publish", windows=1)
+            simulator.do(vault, "evolve", kind="widen", object="study__v", column="name__v", length=900)
+            simulator.do(vault, "publish", windows=1)
+            producer.run()
+    world = World(
+        place.s3, place.bucket, place.dynamodb, place.table, vault=vault, start=datetime(2026, 1, 1, tzinfo=UTC)
+    )
+    lane = RedshiftLane(empty_warehouse, world).open()
+    assert lane.worker().drain(vault).applied == 2
+    found = lane.store().tables(f"vault_{vault}")["study__v"].by_name["name__v"]
+    assert found.length == 4 * 900
+    for store in lane.stores:
+        store.close()
 
 
 def test_two_claims_on_redshift_never_hold_the_same_fence_and_the_older_one_writes_nothing(lane: LaneUnderTest):

@@ -15,7 +15,7 @@ from lockstep.kernel.errors import Terminal
 from lockstep.windows.model import Window
 from lockstep.windows.worker import WindowFailed
 from tests.windows_lane import LaneUnderTest
-from tests.windows_world import Files, as_csv, warehouse_rows
+from tests.windows_world import Files, warehouse_rows
 
 pytestmark = pytest.mark.stack
 
@@ -24,12 +24,6 @@ def _poison(lane: LaneUnderTest) -> Window:
     """A window whose number is no number."""
     row = lane.world.row("study__v", 1, budget__c="12,50 EUR")
     return lane.world.add(Files({"study__v": [row]}))
-
-
-def _heal(lane: LaneUnderTest, window: Window) -> None:
-    row = lane.world.oracle["study__v"]["ST0001"]
-    row["budget__c"] = "12.50"
-    lane.world.rewrite(window, "study__v", as_csv(list(lane.world.columns["study__v"]), [row]))
 
 
 def test_a_backlog_becomes_the_oracle_in_order_and_once(lane: LaneUnderTest):
@@ -120,29 +114,6 @@ def test_the_error_of_a_failed_window_names_file_row_and_column_but_no_value(lan
     assert "study__v, row 1, column budget__c" in row.last_error
     assert "EUR" not in row.last_error
     assert row.attempt_count == 1
-
-
-@pytest.mark.parametrize("way", ["by hand", "plain update"])
-def test_a_healed_window_and_its_backlog_go_on_by_themselves(lane: LaneUnderTest, way: str):
-    lane.world.publish(2)
-    poison = _poison(lane)
-    lane.world.publish(3)
-    lane.worker().drain(lane.vault)
-    with pytest.raises(WindowFailed):
-        lane.worker().drain(lane.vault)
-    _heal(lane, poison)
-    if way == "plain update":
-        lane.world.dynamodb.update_item(
-            TableName=lane.world.table,
-            Key={"vault_id": {"S": lane.vault}, "stoptime": {"S": poison.sort_key}},
-            UpdateExpression="SET #s = :ready",
-            ExpressionAttributeNames={"#s": "status"},
-            ExpressionAttributeValues={":ready": {"S": "READY"}},
-        )
-    report = lane.worker().drain(lane.vault, own=poison.stop, by_hand=way == "by hand")
-    assert report.applied == 4
-    lane.world.oracle["study__v"]["ST0001"] |= warehouse_rows(lane.dsn, f"vault_{lane.vault}")["study__v"]["ST0001"]
-    lane.assert_equals_oracle()
 
 
 def test_one_vault_that_failed_does_not_touch_another(new_lane: Callable[..., LaneUnderTest]):
