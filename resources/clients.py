@@ -9,11 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import boto3
+import botocore.loaders
+import botocore.session
 from botocore.config import Config
 
 CONNECT_TIMEOUT_SECONDS = 5
 READ_TIMEOUT_SECONDS = 30  # above 20 s, the longest long poll of SQS
 MAX_ATTEMPTS = 4
+# The descriptions of all services are read and parsed once per process: it is most of the work of making a client.
+_DESCRIPTIONS = botocore.loaders.create_loader()
 _CHECKSUMS = ("request_checksum_calculation", "response_checksum_validation")
 
 
@@ -39,4 +43,11 @@ def aws_client(
         retries={"total_max_attempts": max_attempts, "mode": "standard"},
     )
     # A session of its own: boto3's default session is not safe to create from two threads at once.
-    return boto3.session.Session(region_name=region).client(service, config=config)
+    return aws_session(region).client(service, config=config)
+
+
+def aws_session(region: str) -> boto3.session.Session:
+    """A session that shares what every session of the process would read anew."""
+    core = botocore.session.get_session()
+    core.register_component("data_loader", _DESCRIPTIONS)
+    return boto3.session.Session(botocore_session=core, region_name=region)

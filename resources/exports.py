@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-import boto3
 from botocore.config import Config
 
 from lockstep.exports.claims import LONGEST_BUILD_SECONDS, ClaimStore
@@ -25,7 +24,7 @@ from lockstep.kernel.errors import InvalidInput
 from lockstep.kernel.ids import SystemIds
 from lockstep.kernel.postgres import Pool, on_connect, pool
 from lockstep.kernel.settings import Settings, load_settings
-from resources.clients import CONNECT_TIMEOUT_SECONDS, MAX_ATTEMPTS
+from resources.clients import CONNECT_TIMEOUT_SECONDS, MAX_ATTEMPTS, aws_session
 
 _S3_SECONDS = 120  # completing a large upload takes the store a while
 
@@ -73,7 +72,7 @@ def s3_client(region: str) -> Any:
         s3={"payload_signing_enabled": False},
         max_pool_connections=16,
     )
-    return boto3.session.Session(region_name=region).client("s3", config=config)
+    return aws_session(region).client("s3", config=config)
 
 
 @contextmanager

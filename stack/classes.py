@@ -102,13 +102,23 @@ def _build(part: str) -> bool:
         listed.flush()
         how = ["-Xshare:dump", f"-XX:SharedClassListFile={listed.name}", f"-XX:SharedArchiveFile={archive}.new"]
         command = [java.java(), *how, *opens, COLLECTOR.get(part, _SMALL), "-cp", class_path(part)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_DUMP_SECONDS)
+        problem = _dumped(command)
     aside = Path(f"{archive}.new")
-    if done.returncode or not aside.is_file():
-        print(f"{part}: no class archive, it will start slower: {done.stdout[-300:]}{done.stderr[-300:]}")
+    if problem or not aside.is_file():
+        aside.unlink(missing_ok=True)
+        print(f"{part}: no class archive, it will start slower. {problem}")
         return False
     aside.replace(archive)
     return True
+
+
+def _dumped(command: list[str]) -> str:
+    """What went wrong, if anything did. A busy machine may do without: the archive only saves time."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_DUMP_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"It was not made within {_DUMP_SECONDS} s."
+    return (done.stdout + done.stderr)[-300:] if done.returncode else ""
 
 
 if __name__ == "__main__":

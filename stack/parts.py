@@ -248,7 +248,8 @@ def spark_configuration(site: Site) -> dict[str, str]:
     """Settings of the Connect server; every one that is not obvious has its reason beside it."""
     scratch = site.home.data("spark")
     configuration = {
-        "spark.master": "local[2]",
+        # More slots than cores: tasks that stream from a database to S3 wait as much as they compute.
+        "spark.master": "local[4]",
         "spark.driver.memory": site.settings.spark_memory,
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,

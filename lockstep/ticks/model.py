@@ -281,6 +281,7 @@ class Limits:
     body_idle_seconds: float = 30.0
     body_seconds: float = 600.0
     lane_wait_seconds: float = 60.0
+    write_seconds: float = 300.0
 
 
 def spell(moment: datetime) -> str:

@@ -95,8 +95,21 @@ class Committer:
         ids: IdSource | None = None,
         observe: Observer | None = None,
         stopping: threading.Event | None = None,
+        parallel: int = 4,
     ) -> None:
+        """Nothing is opened here.
+
+        Args:
+            plant: What to work with.
+            clock: Where time comes from.
+            ids: Where names of attempts come from.
+            observe: Told the seconds of each phase.
+            stopping: Once set, a finalize that still waits for its lane gives up.
+            parallel: Ticks that are written at the same time. Waiting for a lane takes none of these places, so no
+                organisation waits for another one's lane.
+        """
         self._plant = plant
+        self._slots = threading.BoundedSemaphore(parallel)
         self._clock = clock or SystemClock()
         self._ids = ids or SystemIds(self._clock)
         self._observe = observe or (lambda *_: None)
@@ -249,7 +262,7 @@ class Committer:
         """Write every table of the tick, several at once, and prove each commit. Also says whose strays were met."""
         tables = begun.manifest.tables
         heartbeat.check()  # the last moment at which an attempt that was paused can still do no harm
-        with self._timed("bronze"):
+        with self._slots, self._timed("bronze"):
             if len(tables) == 1:
                 found = [self._write_table(begun, tables[0])]
             else:
@@ -271,7 +284,9 @@ class Committer:
             if (part := begun.parts[spec.file_seq]).footer is not None
         }
         try:
-            bronze.write_table(plant.spark.session(), plant.lake, write, sources)
+            session = plant.spark.session()
+            with self._bounded(session, f"{manifest.tick_id}-{table.name}"):
+                bronze.write_table(session, plant.lake, write, sources)
         except LockstepError:
             raise
         except Exception as error:
@@ -280,6 +295,19 @@ class Committer:
             raise explain_failure(error, plant.s3, plant.parts.bucket, keys, tick_id=manifest.tick_id) from error
         crash_point("ticks.commit.table_written")
         return self._prove(begun, table, target.version)
+
+    @contextmanager
+    def _bounded(self, session: SparkSession, tag: str) -> Iterator[None]:
+        """Interrupt what Spark does for the block once it takes too long: nobody may hold a lane for ever."""
+        timer = threading.Timer(self._plant.limits.write_seconds, session.interruptTag, [tag])
+        timer.daemon = True
+        session.addTag(tag)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            session.removeTag(tag)
 
     def _prove(self, begun: Begun, table: TableSpec, known: int) -> tuple[TableCommit, tuple[str, ...]]:
         """Believe only the log: Delta drops the write of an overtaken attempt in silence."""

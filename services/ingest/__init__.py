@@ -34,6 +34,7 @@ from services.ingest.routes import router
 
 CONNECTIONS = 16
 PART_THREADS = 8
+COMMIT_THREADS = 64  # most of them wait for lanes; how many write at once is the committer's own limit
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,12 @@ def create_app(settings: Settings) -> FastAPI:
                 state_pool(settings, application_name="lockstep-ingest", max_size=CONNECTIONS)
             )
             plant = closing.enter_context(open_plant(settings, state, spark))
-            committer = Committer(plant, observe=app.state.ingest_metrics.phase, stopping=stopping)
+            committer = Committer(
+                plant,
+                observe=app.state.ingest_metrics.phase,
+                stopping=stopping,
+                parallel=settings.ticks_parallel_commits,
+            )
             app.state.doors = Doors(
                 projects=project_store(settings, state),
                 store=plant.store,
@@ -82,7 +88,7 @@ def create_app(settings: Settings) -> FastAPI:
                 metrics=app.state.ingest_metrics,
                 stopping=stopping,
                 part_threads=CapacityLimiter(PART_THREADS),
-                commit_threads=CapacityLimiter(settings.ticks_parallel_commits),
+                commit_threads=CapacityLimiter(COMMIT_THREADS),
             )
             gauges = LedgerGauges(ingest_readings(state))
             app.state.registry.register(gauges)

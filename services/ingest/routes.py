@@ -133,7 +133,11 @@ async def put_part(
         if known.sha256 == sha256:
             return _stored(Recorded(known, created=False, obsolete=None))
         raise PartConflict("another file is stored under this number.", unit=f"part {number}", stored=known.sha256)
-    await to_thread.run_sync(lambda: doors.store.check_room(project, tick_id, number, size, replaces=replaces))
+    try:
+        await to_thread.run_sync(lambda: doors.store.check_room(project, tick_id, number, size, replaces=replaces))
+    except LockstepError:
+        await drain(request, doors.limits)
+        raise
     async with spooled(request, size, doors.limits) as body:
         if body.sha256 != sha256:
             raise problem(

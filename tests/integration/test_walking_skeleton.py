@@ -90,6 +90,7 @@ def test_a_refused_request_fails_before_it_writes(bucket: str, s3: Any):
     assert s3.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
 
 
+@pytest.mark.platform
 def test_every_setting_of_the_instance_is_understood(stack: Any):
     """Guards against a key that Dagster ignores in silence: what matters is what the instance reports."""
     with dg.DagsterInstance.get() as instance:

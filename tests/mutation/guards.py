@@ -22,8 +22,8 @@ class Guard(NamedTuple):
 
 _CLEANER = "lockstep/idempotency/cleaner.py"
 _CLEANER_TESTS = (
-    "tests/integration/idempotency/test_cleaner.py",
     "tests/property/idempotency/test_cleaner_postgres.py",
+    "tests/integration/idempotency/test_cleaner.py",
 )
 _CLEANER_DELTA = "lockstep/idempotency/cleaner_delta.py"
 _OVERWRITE = "lockstep/idempotency/overwrite.py"
@@ -85,21 +85,21 @@ IDEMPOTENCY: tuple[Guard, ...] = (
         _CLEANER_DELTA,
         "if _name(run, day) in seen.runs:",
         "if False:",
-        _CLEANER_TESTS[:1],
+        _CLEANER_TESTS[1:],
     ),
     Guard(
         "a frozen unit on Delta is closed",
         _CLEANER_DELTA,
         "if seen.frozen and day < date.fromisoformat(seen.frozen):",
         "if False:",
-        _CLEANER_TESTS[:1],
+        _CLEANER_TESTS[1:],
     ),
     Guard(
         "rows of another day are refused on Delta",
         _CLEANER_DELTA,
         "THEN TRUE ELSE raise_error({words}) END",
         "THEN TRUE ELSE TRUE OR raise_error({words}) IS NULL END",
-        _CLEANER_TESTS[:1],
+        _CLEANER_TESTS[1:],
     ),
     Guard(
         "an overwrite keeps to its unit",
@@ -395,4 +395,87 @@ SILVER: tuple[Guard, ...] = (
     ),
 )
 
-GUARDS: tuple[Guard, ...] = IDEMPOTENCY + WINDOWS + SILVER
+_UNIT = "tests/unit/readiness"
+_READINESS = "lockstep/readiness"
+
+READINESS: tuple[Guard, ...] = (
+    Guard(
+        "an execution is written by version",
+        f"{_READINESS}/store.py",
+        'return Put(item, Absent() if before is None else Equals("version", before.version))',
+        "return Put(item)",
+        (f"{_UNIT}/test_driver.py", "tests/property/readiness/test_drivers.py"),
+    ),
+    Guard(
+        "a marker is kept until it is heard",
+        f"{_READINESS}/worker.py",
+        "if marker.key in settled or marker.key.pipeline not in plans:",
+        "if True:",
+        (f"{_UNIT}/test_markers.py",),
+    ),
+    Guard(
+        "a late arrival that is told twice is one",
+        f"{_READINESS}/rules.py",
+        "if state.late_seen is not None and event.at <= state.late_seen:",
+        "if False:",
+        (f"{_UNIT}/test_markers.py",),
+    ),
+    Guard(
+        "a deployment does not open the day before it",
+        f"{_READINESS}/timing.py",
+        "if active <= now and (begin is None or active >= begin):",
+        "if active <= now:",
+        (f"{_UNIT}/test_deployment.py",),
+    ),
+    Guard(
+        "a tick ends although an evaluator hangs",
+        f"{_READINESS}/worker.py",
+        "wait(waiting, timeout=max(0.0, deadline - self._clock.monotonic()))",
+        "wait(waiting)",
+        (f"{_UNIT}/test_driver.py",),
+    ),
+    Guard(
+        "an answer for a try that is over decides nothing",
+        f"{_READINESS}/rules.py",
+        "if event.run_id != state.run_id or state.status is not _RUNNING:",
+        "if state.status is not _RUNNING:",
+        (f"{_UNIT}/test_traps.py", f"{_UNIT}/test_transitions.py"),
+    ),
+    Guard(
+        "a push goes before an evaluator",
+        f"{_READINESS}/store.py",
+        "return min(valid, key=lambda result: not result.pushed, default=None)",
+        "return min(valid, key=lambda result: result.pushed, default=None)",
+        (f"{_UNIT}/test_cli.py",),
+    ),
+    Guard(
+        "an alert is raised once",
+        f"{_READINESS}/store.py",
+        "return self._table.write([Put(lock, Free(seconds(now))), event, kept])",
+        "return self._table.write([Put(lock), event, kept])",
+        (f"{_UNIT}/test_alerts.py",),
+    ),
+    Guard(
+        "an alert whose sender died is sent",
+        f"{_READINESS}/watchdog.py",
+        "                    self._plane.alerts.deliver(alert)\n",
+        "                    pass\n",
+        (f"{_UNIT}/test_alerts.py",),
+    ),
+    Guard(
+        "the address that was checked is the one that is called",
+        f"{_READINESS}/safety.py",
+        "        request.url = request.url.copy_with(host=addresses[0])\n",
+        "",
+        (f"{_UNIT}/test_evaluators.py",),
+    ),
+    Guard(
+        "a redirect is not followed",
+        f"{_READINESS}/safety.py",
+        "follow_redirects=False",
+        "follow_redirects=True",
+        (f"{_UNIT}/test_safety.py",),
+    ),
+)
+
+GUARDS: tuple[Guard, ...] = IDEMPOTENCY + WINDOWS + READINESS + SILVER

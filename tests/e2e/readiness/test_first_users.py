@@ -20,7 +20,7 @@ from lockstep.readiness.triggers.dagster import TOKEN_TAG, DagsterGraph
 from platform_assets.readiness import asset_name
 from resources.readiness import Deployment, build_deployment
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.platform]
 
 DEADLINE_SECONDS = 240
 _JOB = """

@@ -22,7 +22,7 @@ from lockstep.kernel.postgres import on_connect
 from resources.exports import s3_client
 from stack.lifecycle import Stack
 
-pytestmark = [pytest.mark.stack, pytest.mark.serial]
+pytestmark = [pytest.mark.stack, pytest.mark.platform, pytest.mark.serial]
 
 CHUNKS = 60
 ROWS = 30_000

@@ -11,6 +11,7 @@ from lockstep.kernel.crash import CrashInjected, armed
 from lockstep.kernel.errors import LostClaim
 from lockstep.readiness.model import (
     Category,
+    Evaluated,
     ExclusionPlan,
     IllegalTransition,
     Key,
@@ -20,6 +21,8 @@ from lockstep.readiness.model import (
     SchedulePlan,
     SlaPlan,
     Tick,
+    TraitResult,
+    TraitStatus,
     TriggerPlan,
 )
 from lockstep.readiness.store import Marker
@@ -122,6 +125,18 @@ def test_two_drivers_on_the_same_version_start_one_job():
         second.drive(state, [Tick()])
     assert world.jobs.most_alive == 1
     assert len(world.jobs.starts) == 1
+
+
+def test_a_verdict_that_comes_too_late_does_not_undo_what_another_driver_has_started():
+    """Guards the write by version: this write touches no run, so nothing else would stop it."""
+    world = _world()
+    stale = world.control._open(KEY, Reason.SCHEDULE)
+    world.tick()
+    assert world.state(KEY).status is RunStatus.RUNNING
+    too_late = Evaluated(stale.run_id, (TraitResult("fresh", TraitStatus.FAIL, "not yet"),))
+    with pytest.raises(LostClaim):
+        world.new_driver().drive(stale, [too_late])
+    assert world.state(KEY).status is RunStatus.RUNNING
 
 
 def test_one_broken_pipeline_does_not_stop_the_others():

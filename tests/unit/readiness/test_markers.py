@@ -179,7 +179,9 @@ def test_the_same_late_arrival_told_twice_is_one_rerun():
     world.tick()
     told = Marker(KEY, "late-data:file-7", world.clock.now())
     for _ in range(3):
+        world.store.put_marker(told)
         world.tick(told, seconds=31)
+        assert _left(world) == [], "heard, also when it brings nothing new"
     assert world.state(KEY).generation == 1
     world.tick(told._replace(at=world.clock.now()), seconds=31)
     assert world.state(KEY).generation == 2

@@ -24,6 +24,7 @@ from lockstep.readiness.model import (
     RunStatus,
     SchedulePlan,
     SlaPlan,
+    Started,
     TraitPlan,
     TraitStatus,
     TriggerPlan,
@@ -219,9 +220,10 @@ def test_trap_16_answers_of_an_earlier_try_do_not_decide_the_next_one():
     state = after(state, Polled(first, PollOutcome.FAILED, Category.TRANSIENT))
     later = NOW + timedelta(minutes=5)
     state = after(state, evaluated(state), now=later)
+    state = after(state, Started(state.run_id, {"id": "job-2"}), now=later)
     again = after(state, Polled(first, PollOutcome.FAILED, Category.TRANSIENT), now=later)
     assert again == state
-    assert again.attempt == 2
+    assert (again.attempt, again.status) == (2, RunStatus.RUNNING)
     with pytest.raises(IllegalTransition):
         rules.step(state, rules.Callback(first, True), later)
 
