@@ -48,7 +48,7 @@ def bronze_event(tick: Tick) -> dg.AssetMaterialization:
             "dagster/row_count": sum(one.rows for one in tick.commits),
             "project": tick.project_id,
             "org": tick.org_id,
-            "mode": str(tick.mode),
+            "mode": tick.mode.value if tick.mode else "",
             "sequence": int(tick.sequence or 0),
             "committed_at": tick.committed_at.isoformat() if tick.committed_at else "",
             "rows_replaced": int(result.get("rows_replaced", 0)),
@@ -70,7 +70,7 @@ def silver_metadata(applied: Applied) -> dict[str, dg.MetadataValue]:
         "sequence": dg.MetadataValue.int(applied.sequence),
         "generation": dg.MetadataValue.int(applied.generation),
         "fence": dg.MetadataValue.int(applied.fence),
-        "mode": dg.MetadataValue.text(applied.mode),
+        "mode": dg.MetadataValue.text(applied.mode.value),
         "tables": dg.MetadataValue.json(dict(applied.tables)),
         "lag_seconds": dg.MetadataValue.float((applied.applied_at - applied.committed_at).total_seconds()),
     }

@@ -86,7 +86,6 @@ def forget_delta(spark: SparkSession, path: str, day: str, *, before: object, ru
     detail = spark.sql(f"DESCRIBE DETAIL {delta.quoted(path)}").collect()[0]
     if day not in detail["partitionColumns"]:
         raise Refused(f"{day} is no partition column. Nothing was changed.", unit=path)
-    crash_point("cleaner.delta.before_forget")
     with delta.commit_as(spark, delta.stamp("cleaner", run=run, before=str(before))):
         condition = f"{delta.column(day)} < {delta.literal(before)}"
         spark.sql(f"DELETE FROM {delta.quoted(path)} WHERE {condition}").collect()  # noqa: S608

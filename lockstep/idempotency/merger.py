@@ -214,7 +214,8 @@ def apply_delta(
         crash_point("idempotency.merger.after_tombstones_delta")
     done = spark.sql(delta_merge(contract, target, resolved, tombstones), increment=increment).collect()
     crash_point("idempotency.merger.after_commit_delta")
-    return int(done[0]["num_affected_rows"])
+    # No row at all: Delta has seen a newer `txnVersion` of this application and dropped the merge without an error.
+    return int(done[0]["num_affected_rows"]) if done else 0
 
 
 def create_tombstones_delta(spark: SparkSession, contract: Contract, *, target: str, tombstones: str) -> None:

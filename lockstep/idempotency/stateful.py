@@ -114,9 +114,7 @@ def run_forward(table: VersionedTable, run: Run) -> Outcome:
         if commit.mark is not None and (commit.mark.execution, commit.mark.request) == (run.execution, run.request):
             return Outcome(Done(commit.version), commit.version)
     first = run.previous is None
-    version = table.merge(run, first=first)
-    crash_point("idempotency.stateful.after_forward_merge")
-    return Outcome(Proceed(first), version)
+    return Outcome(Proceed(first), table.merge(run, first=first))
 
 
 def allowed(decision: Decision, run: Run) -> Proceed | Restore | Done:

@@ -340,6 +340,60 @@ WINDOWS: tuple[Guard, ...] = (
     ),
 )
 
+_SILVER = "lockstep/ticks/silver/"
+_SILVER_TESTS = ("tests/integration/silver/test_worker.py", "tests/unit/silver/test_rules.py")
+
+SILVER: tuple[Guard, ...] = (
+    Guard(
+        "a zombie's merge is dropped by Delta",
+        f"{_SILVER}tables.py",
+        "with delta.commit_as(self._spark, app=app, app_version=version):",
+        "with delta.commit_as(self._spark):",
+        _SILVER_TESTS,
+    ),
+    Guard(
+        "a zombie's overwrite is dropped by Delta",
+        f"{_SILVER}tables.py",
+        'options={"txnAppId": app, "txnVersion": str(version)},',
+        "options={},",
+        _SILVER_TESTS,
+    ),
+    Guard(
+        "the watermark moves only over the next tick of this generation",
+        f"{_SILVER}store.py",
+        "if connection.execute(_ADVANCE, base).rowcount != 1:",
+        "if connection.execute(_ADVANCE, base).rowcount > 1:",
+        _SILVER_TESTS,
+    ),
+    Guard(
+        "an expired dispatch is not believed",
+        f"{_SILVER}dispatch.py",
+        'if int(item["expires_at"]["N"]) > now.timestamp()}',
+        "}",
+        _SILVER_TESTS,
+    ),
+    Guard(
+        "a tick does not overtake the one before it",
+        f"{_SILVER}rules.py",
+        "while (tick := by_number.get(lane.watermark + len(ready) + 1)) is not None:",
+        "for tick in by_number.values():",
+        _SILVER_TESTS,
+    ),
+    Guard(
+        "a replay goes back before it merges",
+        f"{_SILVER}tables.py",
+        "outcome = stateful.run_merge(table, run) if step.must_go_back else stateful.run_forward(table, run)",
+        "outcome = stateful.run_forward(table, run)",
+        _SILVER_TESTS,
+    ),
+    Guard(
+        "attempts of workers that died are counted",
+        f"{_SILVER}worker.py",
+        "if row.attempt > MAX_ATTEMPTS:",
+        "if False:",
+        _SILVER_TESTS,
+    ),
+)
 
 _UNIT = "tests/unit/readiness"
 _READINESS = "lockstep/readiness"
@@ -424,4 +478,4 @@ READINESS: tuple[Guard, ...] = (
     ),
 )
 
-GUARDS: tuple[Guard, ...] = IDEMPOTENCY + WINDOWS + READINESS
+GUARDS: tuple[Guard, ...] = IDEMPOTENCY + WINDOWS + READINESS + SILVER

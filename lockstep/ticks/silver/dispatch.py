@@ -30,10 +30,10 @@ _NAMES = {"#s": "state"}
 # An item past its time is no item: DynamoDB deletes it hours or days later, and until then it must not be believed.
 _NEVER_OR_OLDER = "attribute_not_exists(tick_id) OR expires_at <= :epoch OR generation < :generation"
 _SILENT = "generation = :generation AND expires_at > :epoch AND #s <> :done AND lease_until <= :now"
-_NOT_DONE = "generation = :generation AND #s <> :done"
+_NOT_FENCED_OFF = "generation = :generation AND (attribute_not_exists(fence) OR fence <= :fence)"
 _TAKE = (
     "SET org_id = :org, project_id = :project, #s = :dispatching, generation = :generation, attempt = {attempt},"
-    " lease_until = :until, expires_at = :expires, updated_at = :now, receipt_handle = :handle"
+    " lease_until = :until, expires_at = :expires, updated_at = :now, receipt_handle = :handle{mark}"
     " REMOVE run_id, last_error, done_at"
 )
 _MINE = "generation = :generation AND attempt = :attempt AND #s <> :done"
@@ -67,7 +67,7 @@ class DispatchTable:
         now: datetime,
         until: datetime,
         receipt_handle: str | None = None,
-        by_force: bool = False,
+        fence: int | None = None,
     ) -> Dispatch | None:
         """Dispatch the tick: count an attempt and hold it until `until`. None if somebody has it, or it is done.
 
@@ -77,7 +77,8 @@ class DispatchTable:
             now: The time.
             until: Until when nobody else may dispatch it.
             receipt_handle: Of its message, for the worker that will delete it.
-            by_force: Take it from whoever has it: for the worker that holds the lane's lease, and nobody else.
+            fence: Of the lane's lease: whoever holds it takes the tick from whoever has it, unless that was a newer
+                holder. The ledger has said that the tick is not in silver, so not even DONE is believed.
         """
         values = _times(now) | {
             ":org": _s(lane.org_id),
@@ -89,11 +90,14 @@ class DispatchTable:
             ":handle": {"NULL": True} if receipt_handle is None else _s(receipt_handle),
             ":one": _n(1),
         }
-        again = values | {":done": _s(DispatchState.DONE)}
-        if by_force:
-            del again[":epoch"]
-        item = self._update(tick_id, _TAKE.format(attempt=":one"), _NEVER_OR_OLDER, values) or self._update(
-            tick_id, _TAKE.format(attempt="attempt + :one"), _NOT_DONE if by_force else _SILENT, again
+        mark = "" if fence is None else ", fence = :fence"
+        values |= {} if fence is None else {":fence": _n(fence)}
+        if fence is None:
+            condition, again = _SILENT, values | {":done": _s(DispatchState.DONE)}
+        else:
+            condition, again = _NOT_FENCED_OFF, {name: one for name, one in values.items() if name != ":epoch"}
+        item = self._update(tick_id, _TAKE.format(attempt=":one", mark=mark), _NEVER_OR_OLDER, values) or self._update(
+            tick_id, _TAKE.format(attempt="attempt + :one", mark=mark), condition, again
         )
         return _row(item) if item else None
 

@@ -196,7 +196,7 @@ class SilverWorker:
         if row is None or not fresh:
             handle = row.receipt_handle if row is not None else None
             row = self.dispatches.take(
-                tick.tick_id, held.lane, now=now, until=until, receipt_handle=handle, by_force=True
+                tick.tick_id, held.lane, now=now, until=until, receipt_handle=handle, fence=held.lease.fence
             )
         if row is None:
             raise rules.overtaken(tick.tick_id)
@@ -262,7 +262,7 @@ class Settler:
             now = self._clock.now()
             lane = Lane(one.org_id, one.project_id, one.sequence, one.generation)
             handle = row.receipt_handle if row is not None else None
-            taken = self._dispatches.take(one.tick_id, lane, now=now, until=now, receipt_handle=handle, by_force=True)
+            taken = self._dispatches.take(one.tick_id, lane, now=now, until=now, receipt_handle=handle, fence=one.fence)
             written += taken is not None and self.say_done(taken)
         return written
 
@@ -319,5 +319,5 @@ class _Held:
                 self._hidden_at = clock.monotonic()
                 self._worker.queue.hide([row.receipt_handle], rules.HIDDEN_SECONDS)
         except LockstepError as error:
-            # Neither decides anything: the lease does. A dispatch that looks dead is taken by force of the lease.
+            # Neither decides anything: the lease does. A dispatch that looks dead is taken by whoever has the lease.
             _log.warning("dispatch not kept alive", tick=row.tick_id, error=str(error))

@@ -21,6 +21,22 @@ pytestmark = pytest.mark.stack
 ACTOR = Actor("test", "a test")
 
 
+def test_the_watermark_moves_only_over_the_next_tick(world: World):
+    """Guards the ledger itself, below all plans: completing the second tick first changes nothing."""
+    project = world.project()
+    world.commit(project, Planned({"orders": [row(1)]}), Planned({"orders": [row(2)]}))
+    lane = world.store.lane(project.project_id)
+    world.store.open(lane)
+    lease = world.store.leases.acquire(lane.name, "mine", 60)
+    second = world.store.ticks.committed(project.ticks[1])
+    assert lease is not None
+    assert second is not None
+    with pytest.raises(LostClaim):
+        world.store.complete(lease, lane, second, [], now=world.clock.now())
+    assert world.store.lane(project.project_id).watermark == 0
+    world.store.leases.release(lease)
+
+
 def _ledger(world: World, project: Project) -> list[Any]:
     return world.ask("SELECT * FROM silver.table_state WHERE project_id = %s ORDER BY 1, 2, 3", project.project_id)
 
@@ -91,6 +107,20 @@ def test_attempts_are_counted_and_the_last_one_parks_the_lane(world: World):
     world.assert_equals_oracle(project)
 
 
+def test_workers_that_died_without_a_word_are_counted_and_stop_the_lane(world: World):
+    """Guards a tick that kills its worker, for example by memory: nobody is left to count, so the claim does."""
+    project = world.project()
+    world.commit(project, Planned({"orders": [row(1)]}))
+    lane, now = world.store.lane(project.project_id), world.clock.now()
+    for _ in range(MAX_ATTEMPTS):
+        taken = world.dispatches.take(project.ticks[0], lane, now=now, until=now)
+        assert taken is not None
+        world.dispatches.start(taken, run_id="dead", now=now, until=now)
+    report = world.drain(project)
+    assert (report.applied, report.parked) == ([], True)
+    assert "attempts ended without a result" in report.reason
+
+
 def test_an_expired_row_is_not_believed(world: World):
     """Guards the time between a row's expiry and its deletion by DynamoDB, which takes days."""
     project = world.project()
@@ -105,6 +135,20 @@ def test_an_expired_row_is_not_believed(world: World):
     assert again is not None
     assert (again.attempt, again.state) == (1, DispatchState.DISPATCHING)
     assert world.dispatches.take(project.ticks[0], lane, now=now, until=now) is None, "somebody has it"
+
+
+def test_who_holds_the_lane_takes_a_tick_from_anybody_but_a_newer_holder(world: World):
+    """Guards both ways: a DONE that the ledger does not know stops nobody, and a zombie does not undo a newer DONE."""
+    project = world.project()
+    world.commit(project, Planned({"orders": [row(1)]}))
+    lane, now = world.store.lane(project.project_id), world.clock.now()
+    for fence in (3, 5):
+        taken = world.dispatches.take(project.ticks[0], lane, now=now, until=now, fence=fence)
+        assert taken is not None
+        world.dispatches.done(taken, now=now)
+    assert world.dispatches.take(project.ticks[0], lane, now=now, until=now, fence=4) is None
+    assert world.states(project) == ["DONE"]
+    assert world.dispatches.take(project.ticks[0], lane, now=now, until=now) is None, "the sensor believes it"
 
 
 def test_a_zombie_changes_neither_table_nor_ledger_nor_dispatch(world: World):
@@ -154,7 +198,9 @@ def test_a_replay_goes_back_first_so_that_rows_of_a_wrong_tick_do_not_stay(world
     ]
 
 
-def test_a_replay_may_go_back_over_a_full_tick(world: World):
+@pytest.mark.parametrize("start", [1, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3))])
+def test_a_replay_may_go_back_over_a_full_tick(world: World, start: int):
+    """From a delta tick before the full one, from the full one itself, from the one after it."""
     project = world.project()
     world.commit(
         project,
@@ -164,11 +210,10 @@ def test_a_replay_may_go_back_over_a_full_tick(world: World):
         Planned({"orders": [row(4, "after")]}),
     )
     world.drain(project)
-    for start in (1, 2, 3):  # a delta tick before the full one, the full one, the one after it
-        operations.replay_ticks(_parts(world), [project.ticks[start]], ACTOR)
-        report = world.drain(project)
-        assert len(report.applied) == 4 - start, report
-        world.assert_equals_oracle(project)
+    operations.replay_ticks(_parts(world), [project.ticks[start]], ACTOR)
+    report = world.drain(project)
+    assert len(report.applied) == 4 - start, report
+    world.assert_equals_oracle(project)
 
 
 def _parts(world: World) -> Any:
