@@ -5,6 +5,8 @@ What belongs here: the process around an application. What does not: the applica
 
 from __future__ import annotations
 
+import signal
+import sys
 from importlib import import_module
 
 import uvicorn
@@ -29,6 +31,8 @@ def serve(name: str, host: str = LOOPBACK, port: int | None = None) -> None:
         raise InvalidInput(f"there is no service {name}.", next_step=f"choose one of {', '.join(SERVICES)}.")
     current = settings()
     configure_logging(current.log_level, current.log_format, service=name, secrets=_secrets(current))
+    # uvicorn repeats the signal once it has ended well; without a handler the process would die of it after all.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(
         import_module(f"services.{name}").create_app(current),
         host=host,

@@ -92,6 +92,8 @@ class Gate:
     def shut(self) -> None:
         """Refuse new connections and break the old ones."""
         self._stop.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # closing alone would not wake the thread that accepts
         self._listener.close()
         for line in self._lines:
             with suppress(OSError):
@@ -112,6 +114,9 @@ class Gate:
         while not stop.is_set():
             try:
                 line, _ = listener.accept()
+                if stop.is_set():
+                    line.close()
+                    return
                 part = socket.create_connection(self._target, timeout=10)
             except OSError:
                 return

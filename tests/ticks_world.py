@@ -121,6 +121,7 @@ class World:
     state: Pool
     s3: Any
     dynamodb: Any
+    http: httpx.Client
     url: str = ""
 
     @property
@@ -137,7 +138,7 @@ class World:
         made = project_store(self.settings, self.state).add(
             org_id or f"org-{secrets.token_hex(4)}", actor="test", **more
         )
-        return Sender(self, made, self.url, httpx.Client(timeout=60))
+        return Sender(self, made, self.url, self.http)
 
     def objects(self, prefix: str = "") -> list[str]:
         found = self.s3.list_objects_v2(Bucket=self.settings.ticks_bucket, Prefix=prefix)
@@ -189,7 +190,11 @@ def open_world(stack: Any, **settings: Any) -> Iterator[World]:
             s3.create_bucket(Bucket=bucket)
         current = load_settings(postgres_dsn=dsn, **{**buckets, **settings})
         state = closing.enter_context(pool(dsn, application_name="test", max_size=8))
-        yield World(current, state, s3, boto3.client("dynamodb"))
+        http = closing.enter_context(httpx.Client(timeout=90, limits=httpx.Limits(max_connections=40)))
+        dynamodb = boto3.client("dynamodb")
+        for client in (s3, dynamodb):
+            closing.callback(client.close)
+        yield World(current, state, s3, dynamodb, http)
 
 
 @contextmanager

@@ -183,8 +183,7 @@ def find_commit(s3: Any, lake: str, project_id: str, table: str, *, run: str, af
     Reads one object in the usual case, whatever the length of the history: a listing or Delta's own history would
     cost more with every tick.
     """
-    version = after + 1
-    strays: list[str] = []
+    version, strays = after + 1, list[str]()
     while (found := _get(s3, lake, commit_key(project_id, table, version))) is not None:
         body, etag = found
         info = _commit_info(body)

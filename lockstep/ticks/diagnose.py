@@ -18,25 +18,24 @@ from lockstep.kernel.errors import LockstepError, Transient
 from lockstep.ticks.rules import InvalidManifest
 
 _OTHER_TYPE = ("DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_MERGE_INCOMPATIBLE", "DELTA_CHANGE_TABLE_COLUMN")
-_UNREADABLE = ("FAILED_READ_FILE", "CANNOT_READ", "CAST_", "PARQUET_", "INVALID_PARQUET", "NUMERIC_VALUE_OUT_OF_RANGE")
 _BATCH_ROWS = 4096
 
 
 def explain_failure(error: Exception, s3: Any, bucket: str, keys: Sequence[str], *, tick_id: str) -> LockstepError:
     """The error to raise instead: `InvalidManifest` when the tick itself is at fault, else `Transient`.
 
-    Spark says the same of a damaged page and of a store that is away, so the parts are read once more, here.
+    Spark says much the same of a damaged page, of a store that is away and of a lost executor, each under several
+    names, so the parts are read once more, here.
     """
     unit, condition = f"tick {tick_id}", delta.condition_of(error)
     if condition.startswith(_OTHER_TYPE):
         return InvalidManifest("SchemaConflict", "a column would change its type.", unit=unit, problems=[_line(error)])
-    if condition.startswith(_UNREADABLE):
-        try:
-            problems = [f"{key.rpartition('/')[2]}: {why}" for key in keys if (why := unreadable(s3, bucket, key))]
-        except LockstepError as away:
-            return away
-        if problems:
-            return InvalidManifest("UnreadablePart", "some parts cannot be read.", unit=unit, problems=problems)
+    try:
+        problems = [f"{key.rpartition('/')[2]}: {why}" for key in keys if (why := unreadable(s3, bucket, key))]
+    except LockstepError as away:
+        return away
+    if problems:
+        return InvalidManifest("UnreadablePart", "some parts cannot be read.", unit=unit, problems=problems)
     return Transient(f"bronze could not be written: {condition or type(error).__name__}: {_line(error)}", unit=unit)
 
 

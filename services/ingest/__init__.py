@@ -6,6 +6,7 @@ What belongs here: assembling the service. What does not: its routes (routes.py)
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
@@ -110,7 +111,7 @@ def create_app(settings: Settings) -> FastAPI:
         },
         lifespan=lifespan,
         problems=INGEST_PROBLEMS,
-        max_body_bytes=max(limits.max_part_bytes, limits.max_manifest_bytes),
+        max_body_bytes=sys.maxsize,  # parts and manifests have limits of their own, with answers of their own
     )
     app.state.ingest_metrics = IngestMetrics(app.state.registry)
     app.include_router(router)

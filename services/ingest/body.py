@@ -23,7 +23,7 @@ from lockstep.kernel.clock import Clock, SystemClock
 from lockstep.ticks.model import Limits
 from lockstep.ticks.rules import is_id
 
-IN_MEMORY_BYTES = 16 * 1024 * 1024
+IN_MEMORY_BYTES = 8 * 1024 * 1024
 _DIGEST = re.compile(r"\s*(?P<name>[a-z0-9-]{1,20})=:(?P<value>[A-Za-z0-9+/=]{0,200}):\s*", re.ASCII)
 
 

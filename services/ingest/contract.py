@@ -372,5 +372,22 @@ def _use_problems(schema: dict[str, Any], components: dict[str, Any]) -> None:
                     answer["content"] = problems(422)[422]["content"]
             if path == "/readyz":
                 operation["responses"]["503"] = problems()[503]
+            for parameter in operation.get("parameters", ()):
+                _spell_header(parameter)
     for unused in ("HTTPValidationError", "ValidationError"):
         components.pop(unused, None)
+
+
+_DIGESTS: Final = {
+    "X-Sha256": f"^{rules.SHA256_PATTERN}$",
+    "Content-Digest": "^sha-256=:[A-Za-z0-9+/]{43}=:$",
+}
+
+
+def _spell_header(parameter: dict[str, Any]) -> None:
+    """A header is there or it is not: it is never null, whatever the framework makes of an optional one."""
+    choices = [one for one in parameter["schema"].get("anyOf", ()) if one.get("type") != "null"]
+    if choices:
+        parameter["schema"] = {**choices[0], "title": parameter["name"]}
+    if parameter["name"] in _DIGESTS:
+        parameter["schema"]["pattern"] = _DIGESTS[parameter["name"]]

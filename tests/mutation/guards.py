@@ -478,4 +478,54 @@ READINESS: tuple[Guard, ...] = (
     ),
 )
 
-GUARDS: tuple[Guard, ...] = IDEMPOTENCY + WINDOWS + READINESS + SILVER
+
+_FINALIZE_TESTS = "tests/integration/ticks/test_finalize.py"
+_PARTS_TESTS = "tests/integration/ticks/test_parts.py"
+_FAILURES = "tests/faults/ticks/test_failure_table.py"
+
+TICKS: tuple[Guard, ...] = (
+    Guard(
+        "other data under a committed tick's id is refused",
+        "lockstep/ticks/worker.py",
+        "if known.manifest_sha256 != manifest.sha256:",
+        "if False:",
+        (f"{_FINALIZE_TESTS}::test_another_manifest_for_a_committed_tick_is_422_and_changes_nothing",),
+    ),
+    Guard(
+        "a tick that may have rows in bronze is replaced, not appended",
+        "lockstep/ticks/store.py",
+        "fresh = connection.execute(_ATTEMPT, _manifest_keys(manifest)).rowcount == 1",
+        "fresh = True",
+        (f"{_FAILURES}::test_a_finalize_that_dies_anywhere_is_finished_by_the_next_one",),
+    ),
+    Guard(
+        "an answer waits for its messages",
+        "lockstep/ticks/worker.py",
+        "if self._plant.store.undelivered(tick):",
+        "if False:",
+        (f"{_FAILURES}::test_a_tick_whose_messages_cannot_leave_is_not_acknowledged_and_not_lost",),
+    ),
+    Guard(
+        "bytes that are not the announced ones are not stored",
+        "services/ingest/routes.py",
+        "if body.sha256 != sha256:",
+        "if False:",
+        (f"{_PARTS_TESTS}::test_a_body_needs_its_length_its_digest_and_some_bytes",),
+    ),
+    Guard(
+        "a secret opens its own project only",
+        "services/ingest/routes.py",
+        'if request.path_params.get("project_id") != project.project_id:',
+        "if False:",
+        (f"{_PARTS_TESTS}::test_credentials_are_401_and_other_projects_404",),
+    ),
+    Guard(
+        "a tick does not overtake the one that it follows",
+        "lockstep/ticks/rules.py",
+        "if wanted_prev is None or wanted_prev == head:",
+        "if True:",
+        ("tests/unit/ticks/test_rules.py", f"{_FINALIZE_TESTS}::test_a_tick_waits_for_the_one_before_it"),
+    ),
+)
+
+GUARDS: tuple[Guard, ...] = IDEMPOTENCY + WINDOWS + SILVER + READINESS + TICKS

@@ -202,7 +202,7 @@ def test_the_document_is_openapi_3_1_and_shows_problems(client: TestClient):
     ("module", "parts"),
     [
         (exports, {"postgres", "sqs", "s3"}),
-        (ingest, {"postgres", "s3", "sqs", "spark"}),
+        (ingest, {"postgres", "s3", "sqs", "dynamodb", "spark"}),
         (readiness, {"dynamodb"}),
         (vault, set()),
     ],

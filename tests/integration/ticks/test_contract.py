@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from lockstep.kernel.settings import load_settings
 from services.ingest import create_app
@@ -36,11 +37,14 @@ def test_every_operation_keeps_its_contract(world: World, project: Sender, case:
 @CONTRACT.include(path_regex="^/v1/projects").parametrize()
 @CALM
 def test_every_operation_keeps_its_contract_inside_the_project(world: World, project: Sender, case: Any):
-    """The same past the door: with the project that the secret opens, and with digests that are right."""
+    """The same past the door: with the project that the secret opens, and with digests that are right.
+
+    One check is left out: a manifest must name its own address and a digest its own body, which no schema can say.
+    """
     case.path_parameters["project_id"] = project.secret.project_id
     if case.method == "PUT" and isinstance(case.body, bytes):
         case.headers = {**(case.headers or {}), "X-Sha256": sha256(case.body)}
-    case.call_and_validate(base_url=world.url, headers=project.headers)
+    case.call_and_validate(base_url=world.url, headers=project.headers, excluded_checks=(positive_data_acceptance,))
 
 
 def test_the_document_names_every_answer_of_the_original_contract():

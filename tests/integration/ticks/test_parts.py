@@ -107,7 +107,7 @@ def _stored(world: World) -> tuple[int, int]:
     [
         (("..", "t", "0"), 404),
         (("%2e%2e", "t", "0"), 404),
-        (("{project}", "..", "0"), 404),
+        (("{project}", "..", "0"), 422),
         (("{project}", "%2e%2e%2f%2e%2e", "0"), 404),
         (("{project}", "..%5c..", "0"), 422),
         (("{project}", "a%00b", "0"), 422),
@@ -304,15 +304,13 @@ def test_abandoned_uploads_are_forgotten_and_their_objects_too(tight: World, spa
 
 
 def test_too_many_requests_at_once_are_429(stack: Any):
-    with open_world(stack, ticks_requests_per_second=2.0) as small, serving(small) as url:
+    with open_world(stack, ticks_requests_per_second=0.02) as small, serving(small) as url:
         small.url = url
         sender, other = small.sender(), small.sender()
         address = f"{url}/v1/projects/{sender.secret.project_id}/status"
-        answers = [sender.http.get(address, headers=sender.headers) for _ in range(12)]
-        limited = [one for one in answers if one.status_code == 429]
-        assert limited
-        assert {one.status_code for one in answers} == {200, 429}
-        assert int(limited[0].headers["retry-after"]) >= 1
+        first, second = (sender.http.get(address, headers=sender.headers) for _ in range(2))
+        assert (first.status_code, second.status_code) == (200, 429)
+        assert int(second.headers["retry-after"]) >= 1
         mine = f"{url}/v1/projects/{other.secret.project_id}/status"
         assert other.http.get(mine, headers=other.headers).status_code == 200
 
