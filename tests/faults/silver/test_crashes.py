@@ -183,7 +183,6 @@ def test_gold_and_retention_that_die_in_the_middle_are_finished_by_a_repeat(worl
     "point",
     [
         "silver.table.after_commit",
-        "silver.tick.completed",
         *(pytest.param(point, marks=pytest.mark.long) for point in WORKER_POINTS if "columns" not in point),
     ],
 )
