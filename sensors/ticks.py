@@ -59,12 +59,15 @@ def ticks_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
 
 
 def build_run_request(group: Group) -> dg.RunRequest:
-    """The run of a group. A tick that failed before stands alone, as its own partition: it is what turns red."""
+    """The run of a group, as a run of its first tick's partition; the others turn green by events of the same run.
+
+    A tick that failed before stands alone: it is what turns red. A run without a partition is no choice: Dagster
+    refuses one whose upstream has the same partitions.
+    """
     first = group.ticks[0]
-    alone = len(group.ticks) == 1
     return dg.RunRequest(
         run_key=f"silver:{first.tick_id}:{group.lane.generation}:{group.attempt}:{len(group.ticks)}",
-        partition_key=first.tick_id if alone else None,
+        partition_key=first.tick_id,
         run_config=dg.RunConfig(
             ops={SILVER_ASSET: GroupConfig(project_id=group.lane.project_id, ticks=list(group.tick_ids))}
         ),

@@ -54,7 +54,7 @@ def test_a_tick_of_the_sensor_asks_for_one_run_per_project_and_the_run_turns_its
     answer = _tick(instance)
     (request,) = [one for one in answer.run_requests if one.tags["lockstep/project"] == project.project_id]
     assert request.tags[LANE_TAG] == lane_tag(world.store.lane(project.project_id))
-    assert request.partition_key is None
+    assert request.partition_key == project.ticks[0]
     assert [one.partition for one in answer.asset_events] == project.ticks
     assert set(project.ticks) <= set(instance.get_dynamic_partitions(str(tick_partitions.name)))
     result = _run(instance, request)
