@@ -486,7 +486,8 @@ class TickStore:
         ticks, open_bytes = connection.execute(_OPEN_OF_ORG, (project.org_id,)).fetchone() or (0, 0)
         if ticks > self._limits.max_open_ticks or open_bytes + size > self._limits.max_open_bytes:
             raise OverQuota(
-                f"{ticks} open ticks with {open_bytes} bytes are as much as one organisation may have.",
+                f"an organisation may have {self._limits.max_open_ticks} open ticks and "
+                f"{self._limits.max_open_bytes} bytes in them.",
                 unit=project.org_id,
                 next_step="finalize or delete some, then put this part again.",
                 retry_after=QUOTA_SECONDS,

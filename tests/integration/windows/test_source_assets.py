@@ -20,6 +20,7 @@ from platform_assets.windows_source import GAP_CHECK, build_vault_source_assets,
 from resources.aws import DynamoDBResource
 from resources.databases import PostgresResource
 from resources.vaults import VaultSourceResource
+from resources.windows import WindowsResource
 from sensors.windows_source import build_sweep_sensor
 from tests.simulator import Simulator, running_simulator
 
@@ -64,6 +65,7 @@ def test_a_run_shows_what_came_and_what_is_missing_and_the_sweep_comes_back_for_
     resources = {
         "vault_source": VaultSourceResource(region_name="us-east-1", work_folder=str(tmp_path / "work")),
         "postgres": PostgresResource(dsn=os.environ["LOCKSTEP_POSTGRES_DSN"]),
+        "windows": WindowsResource(dsn=os.environ["LOCKSTEP_WAREHOUSE_DSN"]),
     }
     source, raw = build_vault_source_assets(VAULT)
     with dg.DagsterInstance.ephemeral() as instance:
