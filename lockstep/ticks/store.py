@@ -484,7 +484,8 @@ class TickStore:
         if held + size > self._limits.max_tick_bytes:
             raise OverLimit(f"a tick has at most {self._limits.max_tick_bytes} bytes.", unit=project.project_id)
         ticks, open_bytes = connection.execute(_OPEN_OF_ORG, (project.org_id,)).fetchone() or (0, 0)
-        if ticks > self._limits.max_open_ticks or open_bytes + size > self._limits.max_open_bytes:
+        opened = 0 if row else 1  # by the part that asks
+        if ticks + opened > self._limits.max_open_ticks or open_bytes + size > self._limits.max_open_bytes:
             raise OverQuota(
                 f"an organisation may have {self._limits.max_open_ticks} open ticks and "
                 f"{self._limits.max_open_bytes} bytes in them.",

@@ -20,7 +20,7 @@ from fastapi.security import APIKeyHeader
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import LockstepError, Transient
 from lockstep.ticks import footers, rules
-from lockstep.ticks.errors import NoSuch, PartConflict
+from lockstep.ticks.errors import NoSuch, OverQuota, PartConflict
 from lockstep.ticks.model import Part, Project, Tick, TickState, spell
 from lockstep.ticks.rules import InvalidManifest
 from lockstep.ticks.store import Received, Recorded
@@ -166,7 +166,8 @@ def _store_part(
     try:
         recorded: Recorded = doors.store.record(project, tick_id, received, key, replaces=replaces)
     except LockstepError as error:
-        if not isinstance(error, Transient):  # after a lost answer the row may be there and name this object
+        # After a lost answer the row may be there and name this object; a quota has answered.
+        if isinstance(error, OverQuota) or not isinstance(error, Transient):
             _remove_quietly(doors, key)
         raise
     if recorded.obsolete is not None:

@@ -1,4 +1,4 @@
-"""One group of ticks from end to end on the running stack: HTTP in, bronze, SQS, sensor, run, silver, nothing left."""
+"""One group of ticks from end to end on the running stack: HTTP in, bronze, SQS, sensor, run, silver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.platform]
 PATIENCE_SECONDS = 240
 
 
-def test_ticks_sent_over_http_are_silvered_by_the_daemon_and_their_messages_are_gone(stack: Any, spark: Any, sqs: Any):
+def test_ticks_sent_over_http_are_silvered_by_the_daemon_and_turn_green(stack: Any, spark: Any):
     settings = load_settings()
     assert settings.postgres_dsn is not None
     with pool(settings.postgres_dsn, application_name="e2e") as state:
@@ -49,7 +49,6 @@ def test_ticks_sent_over_http_are_silvered_by_the_daemon_and_their_messages_are_
             lambda: set(ticks) <= set(instance.get_materialized_partitions(dg.AssetKey(SILVER_ASSET))),
             lambda: "partitions are not green",
         )
-    _wait(lambda: _left(sqs) == 0, lambda: f"{_left(sqs)} messages are left")
 
 
 def _send(http: httpx.Client, made: Any, tick_id: str, rows: list[tuple[int, str]], previous: str | None) -> None:
@@ -87,12 +86,6 @@ def _states(ticks: list[str]) -> list[str]:
 
     rows = DispatchTable(boto3.client("dynamodb")).get_all(ticks, SystemClock().now())
     return [rows[one].state.value if one in rows else "-" for one in ticks]
-
-
-def _left(sqs: Any) -> int:
-    url = sqs.get_queue_url(QueueName="bronze-completed")["QueueUrl"]
-    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-    return sum(int(n) for n in sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"].values())
 
 
 def _wait(condition: Any, words: Any) -> None:
