@@ -34,6 +34,6 @@ def test_a_run_has_one_key_per_attempt_and_generation_and_stands_in_its_lane():
     many = build_run_request(Group(lane, (TICK, replace(TICK, tick_id="t2")), 1, "a" * 32))
     again = build_run_request(Group(lane._replace(generation=3), (TICK,), 2, None))
     assert len({alone.run_key, many.run_key, again.run_key}) == 3
-    assert (alone.partition_key, many.partition_key) == ("t1", None)
+    assert (alone.partition_key, many.partition_key) == ("t1", "t1")
     assert many.tags["lockstep/lane"] == lane_tag(lane)
     assert many.tags["lockstep/trace"] == "a" * 32
