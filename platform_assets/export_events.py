@@ -6,22 +6,19 @@ truth, and `unreported` finds the files that Dagster was never told of.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import dagster as dg
 from dagster._core.events import (
     AssetMaterializationPlannedData,
-    DagsterEvent,
     DagsterEventType,
     StepMaterializationData,
 )
-from dagster._core.events.log import EventLogEntry
 
 from lockstep.exports.inspect import Outcome
 from lockstep.exports.model import CHUNKS_ASSET, ChunkStatus
+from platform_assets.step_events import step_entry
 
 ADDED_AT_ONCE = 500
 
@@ -45,10 +42,10 @@ def report(
     storage = context.instance.event_log_storage
     # Few calls for all: `context.log_event` costs two connections an event, a minute for a thousand files.
     if done:
-        storage.store_event_batch([_entry(context, _materialized(one)) for one in done])
+        storage.store_event_batch([step_entry(context, **_materialized(one)) for one in done])
     if failed:
         red = sorted({one.partition for one in failed})
-        storage.store_event_batch([_entry(context, _planned(context, name)) for name in red])
+        storage.store_event_batch([step_entry(context, **_planned(context, name)) for name in red])
     return failed
 
 
@@ -103,27 +100,3 @@ def _planned(context: dg.AssetExecutionContext, partition: str) -> dict[str, Any
         "event_specific_data": AssetMaterializationPlannedData(context.asset_key, partition=partition),
         "message": f"{partition} was to be built by this run.",
     }
-
-
-def _entry(context: dg.AssetExecutionContext, what: dict[str, Any]) -> EventLogEntry:
-    # The step's context is Dagster's own, so a test holds this against the version in use.
-    step = context.get_step_execution_context()
-    event = DagsterEvent(
-        job_name=step.job_name,
-        step_handle=step.step.handle,
-        node_handle=step.step.node_handle,
-        step_kind_value=step.step.kind.value,
-        logging_tags=step.event_tags,
-        pid=os.getpid(),
-        **what,
-    )
-    return EventLogEntry(
-        error_info=None,
-        level=20,
-        user_message="",
-        run_id=context.run_id,
-        timestamp=time.time(),
-        step_key=step.step.key,
-        job_name=step.job_name,
-        dagster_event=event,
-    )

@@ -6,17 +6,17 @@ event is a report; the ledger in the warehouse is the truth, and `missing_partit
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
 
 import dagster as dg
-from dagster._core.events import DagsterEvent, DagsterEventType, StepMaterializationData
+from dagster._core.events import DagsterEventType, StepMaterializationData
 from dagster._core.events.log import EventLogEntry
 
 from lockstep.windows.mart import changed
 from lockstep.windows.store import Applied
+from platform_assets.step_events import step_entry
 
 PARTITION_FORMAT = "%Y-%m-%d %H:%M"
 PARTITION_DAYS = 200  # 19,200 partitions: above some 20,000 the UI becomes slow
@@ -119,30 +119,14 @@ def missing_partitions(instance: dg.DagsterInstance, key: dg.AssetKey, windows: 
 
 
 def _entry(context: dg.AssetExecutionContext, window: Applied) -> EventLogEntry:
-    step = context.get_step_execution_context()
     materialization = dg.AssetMaterialization(
         asset_key=context.asset_key, partition=partition_of(window.start), metadata=window_metadata(window)
     )
-    event = DagsterEvent(
+    return step_entry(
+        context,
         event_type_value=DagsterEventType.ASSET_MATERIALIZATION.value,
-        job_name=step.job_name,
-        step_handle=step.step.handle,
-        node_handle=step.step.node_handle,
-        step_kind_value=step.step.kind.value,
-        logging_tags=step.event_tags,
         event_specific_data=StepMaterializationData(materialization),
         message=f"Applied window {window.stop:%Y%m%d%H%M}.",
-        pid=os.getpid(),
-    )
-    return EventLogEntry(
-        error_info=None,
-        level=20,
-        user_message="",
-        run_id=context.run_id,
-        timestamp=time.time(),
-        step_key=step.step.key,
-        job_name=step.job_name,
-        dagster_event=event,
     )
 
 

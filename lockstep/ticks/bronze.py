@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -35,6 +35,7 @@ from lockstep.ticks.model import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_Answer = TypeVar("_Answer")
 _COMMIT_KEY = re.compile(
     rf"{BRONZE_PREFIX}/(?P<project>[0-9a-f-]{{36}})/(?P<table>[A-Za-z][A-Za-z0-9_]*)/_delta_log/(?P<version>\d{{20}})\.json",
     re.ASCII,
@@ -110,8 +111,27 @@ def read_tick(spark: SparkSession, lake: str, tick: Tick, table: str) -> DataFra
 
 def etag_of(s3: Any, bucket: str, key: str) -> str | None:
     """The ETag of an object, without quotes; None if there is none. Raises `Transient`."""
+    found = _if_there(lambda: s3.head_object(Bucket=bucket, Key=key), key)
+    return None if found is None else _bare_etag(found)
+
+
+def read_object(s3: Any, bucket: str, key: str) -> tuple[str, str] | None:
+    """The text of an object and its ETag without quotes; None if there is none. Raises `Transient`."""
+
+    def read() -> tuple[str, str]:
+        found = s3.get_object(Bucket=bucket, Key=key)
+        return found["Body"].read().decode(), _bare_etag(found)
+
+    return _if_there(read, key)
+
+
+def _bare_etag(answer: Any) -> str:
+    return str(answer["ETag"]).strip('"')
+
+
+def _if_there(call: Callable[[], _Answer], key: str) -> _Answer | None:
     try:
-        return str(s3.head_object(Bucket=bucket, Key=key)["ETag"]).strip('"')
+        return call()
     except ClientError as error:
         if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 404:
             return None
@@ -184,9 +204,9 @@ def find_commit(s3: Any, lake: str, project_id: str, table: str, *, run: str, af
     cost more with every tick.
     """
     version, strays = after + 1, list[str]()
-    while (found := _get(s3, lake, commit_key(project_id, table, version))) is not None:
+    while (found := read_object(s3, lake, commit_key(project_id, table, version))) is not None:
         body, etag = found
-        info = _commit_info(body)
+        info = commit_info(body)
         writer = str((delta.read_stamp(info.get("userMetadata")) or {}).get("run", ""))
         if writer == run:
             metrics = info.get("operationMetrics") or {}
@@ -231,19 +251,8 @@ def _projection(manifest: Manifest, columns: Sequence[Column]) -> list[str]:
     ]
 
 
-def _get(s3: Any, bucket: str, key: str) -> tuple[str, str] | None:
-    try:
-        found = s3.get_object(Bucket=bucket, Key=key)
-        return found["Body"].read().decode(), str(found["ETag"]).strip('"')
-    except ClientError as error:
-        if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 404:
-            return None
-        raise as_aws_error(error, unit=key) from error
-    except BotoCoreError as error:
-        raise as_aws_error(error, unit=key) from error
-
-
-def _commit_info(body: str) -> dict[str, Any]:
+def commit_info(body: str) -> dict[str, Any]:
+    """What a commit file of Delta says about itself; empty if it says nothing."""
     for line in body.splitlines():
         if line.startswith('{"commitInfo"'):
             found = json.loads(line)["commitInfo"]

@@ -24,7 +24,7 @@ from services import shell
 from services.checks import postgres_check, s3_check, sqs_check
 from services.exports.allow import TrueAllow
 from services.exports.budget import TellBudget
-from services.exports.contract import DESCRIPTION, EXPORT_PROBLEMS, complete_openapi
+from services.exports.contract import DESCRIPTION, EXPORT_PROBLEMS, describe
 from services.exports.metrics import export_readings
 from services.exports.routes import router
 
@@ -81,5 +81,5 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(router)
     app.add_middleware(TellBudget)
     app.add_middleware(TrueAllow, routes=[*router.routes, *app.router.routes])
-    complete_openapi(app)
+    describe(app)
     return app

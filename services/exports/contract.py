@@ -10,7 +10,6 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from fastapi_problem.error import Problem
 from fastapi_problem.handler import ExceptionHandler, Handler
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,6 +19,7 @@ from starlette.requests import Request
 from lockstep.exports import rules
 from lockstep.exports.model import Format, FormulaGuard
 from lockstep.exports.store import KeyInFlight, KeyReused, NotFound, WrongState
+from services.openapi import PROBLEM_CONTENT, ProblemView, complete_openapi, header
 
 DESCRIPTION = """
 Asynchronous exports: one request for many keys and dates, one file per pair. Submit a job, poll it (or take a webhook),
@@ -206,19 +206,6 @@ class ProblemTypeView(View):
     meaning: str
 
 
-class ProblemView(BaseModel):
-    """An RFC 9457 problem."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: str
-    title: str
-    status: int
-    detail: str | None = None
-    trace_id: str | None = Field(default=None, alias="traceId")
-    retryable: bool
-
-
 def _output_schema(formats: list[str], guards: list[str]) -> dict[str, Any]:
     return {
         "type": "object",
@@ -339,18 +326,12 @@ EXPORT_PROBLEMS: Mapping[type[Exception], Handler] = {
 }
 
 
-def header(description: str, kind: str = "string") -> dict[str, Any]:
-    """A documented response header."""
-    return {"description": description, "schema": {"type": kind}}
-
-
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route: a problem for each of these statuses; 401, 429 and 503 always."""
-    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemView"}}}
     return {
         status: {
             "description": HTTPStatus(status).phrase,
-            "content": content,
+            "content": PROBLEM_CONTENT,
             **({"headers": _PROBLEM_HEADERS[status]} if status in _PROBLEM_HEADERS else {}),
         }
         for status in sorted({*statuses, 401, 429, 503})
@@ -372,37 +353,22 @@ _COUNTED_ANSWER: Final[dict[str, Any]] = {
 }
 
 
-def complete_openapi(app: FastAPI) -> None:
-    """Add what the types of the routes cannot say: the problem schema, common headers, no default 422 of FastAPI."""
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema:
-            return app.openapi_schema
-        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        components = schema.setdefault("components", {}).setdefault("schemas", {})
-        components["ProblemView"] = ProblemView.model_json_schema(by_alias=True)
-        components["Submission"] = SUBMISSION_SCHEMA
-        _use_problems(schema, components)
-        app.openapi_schema = schema
-        return schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
+def describe(app: FastAPI) -> None:
+    """Complete the OpenAPI document of the service."""
+    complete_openapi(
+        app,
+        problem=ProblemView,
+        schemas={"Submission": SUBMISSION_SCHEMA},
+        not_ready=problems()[503],
+        polish=_add_headers,
+    )
 
 
-def _use_problems(schema: dict[str, Any], components: dict[str, Any]) -> None:
-    for path, operations in schema["paths"].items():
-        for operation in operations.values():
-            for status, answer in operation["responses"].items():
-                if status == "422" and "application/json" in answer.get("content", {}):
-                    answer["content"] = problems(422)[422]["content"]
-            if path == "/readyz":
-                operation["responses"].update({str(k): v for k, v in problems().items() if k == 503})
-            for status, answer in operation["responses"].items():
-                # A request without a good key is not counted, and one that could not be counted neither.
-                counted = _COUNTED_ANSWER if "security" in operation and status not in ("401", "503") else {}
-                answer["headers"] = {**answer.get("headers", {}), **_EVERY_ANSWER, **counted}
-    for unused in ("HTTPValidationError", "ValidationError"):
-        components.pop(unused, None)
+def _add_headers(operation: dict[str, Any]) -> None:
+    for status, answer in operation["responses"].items():
+        # A request without a good key is not counted, and one that could not be counted neither.
+        counted = _COUNTED_ANSWER if "security" in operation and status not in ("401", "503") else {}
+        answer["headers"] = {**answer.get("headers", {}), **_EVERY_ANSWER, **counted}
 
 
 FORMULA_GUARDS = [guard.value for guard in FormulaGuard]

@@ -41,10 +41,10 @@ from services.exports.contract import (
     PlanView,
     ProblemTypeView,
     SecretView,
-    header,
     problem,
     problems,
 )
+from services.openapi import header
 
 MAX_PAGE = 1000
 DOWNLOAD_SECONDS = 3600

@@ -27,7 +27,7 @@ from resources.ticks import WarmSpark, open_plant, project_store, tick_limits
 from services import shell
 from services.checks import dynamodb_check, postgres_check, s3_check, spark_check, sqs_check
 from services.exports.allow import TrueAllow
-from services.ingest.contract import DESCRIPTION, INGEST_PROBLEMS, complete_openapi
+from services.ingest.contract import DESCRIPTION, INGEST_PROBLEMS, describe
 from services.ingest.drain import background, noticing_signals
 from services.ingest.limits import Bucket, Turns
 from services.ingest.metrics import IngestMetrics, ingest_readings
@@ -116,5 +116,5 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.ingest_metrics = IngestMetrics(app.state.registry)
     app.include_router(router)
     app.add_middleware(TrueAllow, routes=[*router.routes, *app.router.routes])
-    complete_openapi(app)
+    describe(app)
     return app

@@ -11,7 +11,6 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from fastapi_problem.error import Problem
 from fastapi_problem.handler import ExceptionHandler, Handler
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,6 +31,7 @@ from lockstep.ticks.errors import (
 )
 from lockstep.ticks.model import SCHEMA_VERSION
 from lockstep.ticks.rules import InvalidManifest
+from services.openapi import PROBLEM_CONTENT, ProblemView, complete_openapi, header
 
 DESCRIPTION = """
 Ticks from on-prem agents. Put the parts of a tick, in any order and from any replica, then finalize it with its
@@ -161,17 +161,11 @@ class ProblemTypeView(View):
     meaning: str
 
 
-class ProblemView(BaseModel):
+class TickProblemView(ProblemView):
     """An RFC 9457 problem, with the fields of the original contract beside it where it has some."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(title="ProblemView")
 
-    type: str
-    title: str
-    status: int
-    detail: str | None = None
-    trace_id: str | None = Field(default=None, alias="traceId")
-    retryable: bool
     missing: list[int] | None = None
     mismatched_sha: list[int] | None = None
     error_class: str | None = None
@@ -332,56 +326,35 @@ _RETRY = (HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE
 
 def problems(*statuses: int, common: tuple[int, ...] = (401, 404, 422, 429, 503)) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route: a problem for each of these statuses and for the common ones."""
-    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemView"}}}
     found: dict[int | str, dict[str, Any]] = {}
     for status in sorted({*statuses, *common}):
-        answer: dict[str, Any] = {"description": HTTPStatus(status).phrase, "content": content}
+        answer: dict[str, Any] = {"description": HTTPStatus(status).phrase, "content": PROBLEM_CONTENT}
         if status in _RETRY:
             answer["headers"] = {"Retry-After": header("Seconds to wait.", "integer")}
         found[status] = answer
     return found
 
 
-def header(description: str, kind: str = "string") -> dict[str, Any]:
-    """A documented response header."""
-    return {"description": description, "schema": {"type": kind}}
-
-
-def complete_openapi(app: FastAPI) -> None:
-    """Add what the types of the routes cannot say: the problem schema, the manifest, no default 422 of FastAPI."""
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema:
-            return app.openapi_schema
-        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        components = schema.setdefault("components", {}).setdefault("schemas", {})
-        components["ProblemView"] = ProblemView.model_json_schema(by_alias=True)
-        components["Manifest"] = MANIFEST_SCHEMA
-        _use_problems(schema, components)
-        app.openapi_schema = schema
-        return schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _use_problems(schema: dict[str, Any], components: dict[str, Any]) -> None:
-    for path, operations in schema["paths"].items():
-        for operation in operations.values():
-            for status, answer in operation["responses"].items():
-                if status == "422" and "application/json" in answer.get("content", {}):
-                    answer["content"] = problems(422)[422]["content"]
-            if path == "/readyz":
-                operation["responses"]["503"] = problems()[503]
-            for parameter in operation.get("parameters", ()):
-                _spell_header(parameter)
-    for unused in ("HTTPValidationError", "ValidationError"):
-        components.pop(unused, None)
+def describe(app: FastAPI) -> None:
+    """Complete the OpenAPI document of the service."""
+    complete_openapi(
+        app,
+        problem=TickProblemView,
+        schemas={"Manifest": MANIFEST_SCHEMA},
+        not_ready=problems()[503],
+        polish=_spell_headers,
+    )
 
 
 _DIGESTS: Final = {
     "X-Sha256": f"^{rules.SHA256_PATTERN}$",
     "Content-Digest": "^sha-256=:[A-Za-z0-9+/]{43}=:$",
 }
+
+
+def _spell_headers(operation: dict[str, Any]) -> None:
+    for parameter in operation.get("parameters", ()):
+        _spell_header(parameter)
 
 
 def _spell_header(parameter: dict[str, Any]) -> None:

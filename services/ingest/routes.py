@@ -37,10 +37,10 @@ from services.ingest.contract import (
     RemovedView,
     StatusView,
     TickView,
-    header,
     problem,
     problems,
 )
+from services.openapi import header
 
 router = APIRouter()
 

@@ -6,14 +6,11 @@ replay needs it. One or two small objects for each tick, however long the histor
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError
-
 from lockstep.idempotency import delta
-from lockstep.kernel.deliver import as_aws_error
+from lockstep.ticks.bronze import commit_info, read_object
 
 
 class DeltaLog:
@@ -31,29 +28,16 @@ class DeltaLog:
             Transient: S3 does not answer.
         """
         found: list[delta.Commit] = []
-        while (body := self._get(version + len(found))) is not None:
-            found.append(_commit(version + len(found), body))
+        while (file := read_object(self._s3, self._bucket, self._key(version + len(found)))) is not None:
+            found.append(_commit(version + len(found), file[0]))
         return found or None
 
-    def _get(self, version: int) -> str | None:
-        key = f"{self._prefix}/{version:020}.json"
-        try:
-            body: bytes = self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read()
-        except ClientError as error:
-            if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 404:
-                return None
-            raise as_aws_error(error, unit=key) from error
-        except BotoCoreError as error:
-            raise as_aws_error(error, unit=key) from error
-        return body.decode()
+    def _key(self, version: int) -> str:
+        return f"{self._prefix}/{version:020}.json"
 
 
 def _commit(version: int, body: str) -> delta.Commit:
-    info: dict[str, Any] = {}
-    for line in body.splitlines():
-        if line.startswith('{"commitInfo"'):
-            info = json.loads(line)["commitInfo"]
-            break
+    info = commit_info(body)
     return delta.Commit(
         version=version,
         operation=str(info.get("operation", "")),
