@@ -33,6 +33,8 @@ for _name in [name for name in os.environ if name.startswith(("LOCKSTEP_", "AWS_
     if _name != "AWS_CA_BUNDLE":
         del os.environ[_name]
 os.environ["LOCKSTEP_HOME"] = str(TEST_HOME)
+# A test run is over before Java's second compiler has paid for itself: it would take a third of Spark's processor time.
+os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

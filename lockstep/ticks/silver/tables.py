@@ -204,12 +204,18 @@ class SilverTables:
         self._add_columns(target, columns)
 
     def _create(self, target: str, columns: Mapping[str, str]) -> None:
+        """Make the empty table unless it is there.
+
+        Not by CREATE TABLE: that refuses a folder that is not empty, and a creator that died, or that is still at
+        work for a worker which lost its lane, has left `_delta_log` behind before any commit.
+        """
         schema = ", ".join(f"{delta.column(name)} {kind}" for name, kind in columns.items())
-        properties = ", ".join(f"'{name}' = '{value}'" for name, value in _PROPERTIES.items())
-        with delta.commit_as(self._spark, delta.stamp(_SCHEMA)):
-            self._spark.sql(
-                f"CREATE TABLE IF NOT EXISTS {delta.quoted(target)} ({schema}) USING DELTA TBLPROPERTIES ({properties})"
-            ).collect()
+        writer = self._spark.createDataFrame([], schema).write.format("delta").mode("ignore")
+        try:
+            writer.options(userMetadata=delta.stamp(_SCHEMA), **_PROPERTIES).save(target)
+        except Exception:
+            if not delta.exists(self._spark, target):
+                raise  # else somebody else created it at the same time, with the same columns
 
     def _add_columns(self, target: str, columns: Mapping[str, str]) -> None:
         present = {name.lower() for name in delta.read(self._spark, target).columns}

@@ -60,6 +60,17 @@ def test_delta_and_full_ticks_are_applied_in_order_and_a_repeat_changes_nothing(
     assert _ledger(world, project) == before
 
 
+def test_what_a_dead_creator_left_behind_does_not_stop_the_next_one(world: World):
+    """Guards the creation of a table: a log folder without any commit is neither a table nor an obstacle."""
+    project = world.project()
+    world.commit(project, Planned({"orders": [row(1, "a")]}))
+    log = world.tables.path(project.project_id, "orders").removeprefix(f"s3a://{world.lake}/") + "/_delta_log/"
+    world.s3.put_object(Bucket=world.lake, Key=log, Body=b"")
+    world.s3.put_object(Bucket=world.lake, Key=f"{log}.00000000000000000000.json.tmp", Body=b"half a comm")
+    world.drain(project)
+    world.assert_equals_oracle(project)
+
+
 def test_a_worker_applies_exactly_the_ticks_of_its_run(world: World):
     project = world.project()
     world.commit(project, Planned({"orders": [row(1)]}), Planned({"orders": [row(2)]}))
