@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Tests use a stack of their own, so they run beside a stack that is up.
-WORKERS ?= 2
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help setup up down status demo lint check-defs format test test-long bench lock lock-jars clean

@@ -301,7 +301,8 @@ def _spark_prepare(site: Site) -> None:
     )
     (site.home.run / "fairscheduler.xml").write_text(
         '<?xml version="1.0"?>\n<allocations>\n'
-        '  <pool name="default"><schedulingMode>FAIR</schedulingMode></pool>\n</allocations>\n'
+        '  <pool name="default">\n    <schedulingMode>FAIR</schedulingMode><weight>1</weight><minShare>0</minShare>\n'
+        "  </pool>\n</allocations>\n"
     )
     lines = [f"{name} {value}" for name, value in spark_configuration(site).items()]
     (site.home.run / "spark.conf").write_text("\n".join(lines) + "\n")
