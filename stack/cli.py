@@ -233,15 +233,22 @@ def demo(
         Path | None, typer.Option("--json", metavar="FILE", help="Also write claims, seconds and links as JSON.")
     ] = None,
     small: Annotated[bool, typer.Option("--small", help="Fewer windows, files and ticks; the same claims.")] = False,
+    screenshots: Annotated[
+        Path | None,
+        typer.Option("--screenshots", metavar="DIR", help="Take pictures of the Dagster UI; needs Chromium."),
+    ] = None,
 ) -> None:
     """Play the whole platform through the real daemon and prove every claim. Exits with 1 if one does not hold."""
+    from stack.demo.browser import find_chromium  # noqa: PLC0415
     from stack.demo.play import perform  # noqa: PLC0415  # brings the scenes, which no other command needs
     from stack.demo.stage import SMALL  # noqa: PLC0415
 
+    if screenshots is not None:
+        find_chromium()  # before a minute is spent
     _stop_on_signals()
     stack = Stack(user_settings(), report=_say)
     try:
-        outcome = perform(stack, console, keep=keep, sizes=SMALL if small else None)
+        outcome = perform(stack, console, keep=keep, sizes=SMALL if small else None, pictures=screenshots)
     except KeyboardInterrupt:
         errors.print("interrupted; nothing that the demo started is left running.")
         raise typer.Exit(130) from None

@@ -95,6 +95,16 @@ class Page:
             button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
             self._call("Input.dispatchMouseEvent", type=kind, x=place["x"], y=place["y"], **button)
 
+    def settle(self, seconds: float = 20.0) -> None:
+        """Wait until the page has stopped changing: the same words twice, two seconds apart."""
+        deadline, before = time.monotonic() + seconds, ""
+        while time.monotonic() < deadline:
+            now = self.text()
+            if now and now == before:
+                return
+            before = now
+            time.sleep(2)
+
     def text(self) -> str:
         """All words of the page."""
         return str(self.ask("document.body ? document.body.innerText : ''") or "")

@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 _CHUNK = 16 * 1024
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time: close() sends RST instead of FIN
-_TICK_SECONDS = 0.5
+_TICK_SECONDS = 0.1
 
 
 class Fate(StrEnum):

@@ -56,13 +56,15 @@ class Outcome:
         path.write_text(json.dumps(document(self.claims, self.seconds, self.links), indent=2) + "\n")
 
 
-def perform(stack: Stack, console: Console, *, keep: bool, sizes: Sizes | None = None) -> Outcome:
+def perform(
+    stack: Stack, console: Console, *, keep: bool, sizes: Sizes | None = None, pictures: Path | None = None
+) -> Outcome:
     """Play everything. A stack that ran before stays up; one that was started here goes down unless it is kept."""
     started, own = time.monotonic(), not _runs(stack)
     try:
         console.print("[bold]The stack[/]: PostgreSQL, DynamoDB, SQS, S3, Spark, Dagster and the services, all real")
         console.print(f"  healthy after {stack.up():.1f} s", highlight=False)
-        stage = Stage(stack, secrets.token_hex(3), sizes or Sizes())
+        stage = Stage(stack, secrets.token_hex(3), sizes or Sizes(), pictures=pictures)
         console.print(f"[bold]Four scenes at once[/], every name of this run ends in {stage.token}")
         play(stage, console)
         outcome = Outcome(ordered(stage.board), time.monotonic() - started, _links(stage))

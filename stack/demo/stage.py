@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import httpx
@@ -27,8 +28,8 @@ from stack.demo.claims import Board, Claim, judge
 from stack.environment import LOOPBACK
 from stack.lifecycle import Stack
 
-PATIENCE_SECONDS = 240.0
-_COMMAND_SECONDS = 180.0
+PATIENCE_SECONDS = 420.0  # a bound, not a target: a busy machine takes five times as long
+_COMMAND_SECONDS = 420.0
 _POLL_SECONDS = 0.5
 _LAUNCH = """
 mutation Launch($params: ExecutionParams!) {
@@ -106,6 +107,8 @@ class Stage:
     say: Say = lambda scene, words: None
     over: threading.Event = field(default_factory=threading.Event)
     links: dict[str, str] = field(default_factory=dict)
+    pictures: Path | None = None
+    """Where pictures for the documentation go; None: none are taken."""
     backlog: Promise[dict[str, datetime]] = field(default_factory=Promise)
     """The windows scene tells where each vault's watermark will stand at the end."""
     warned: Promise[datetime] = field(default_factory=Promise)
@@ -179,6 +182,12 @@ class Stage:
     def get(self, part: str, path: str, **options: Any) -> Any:
         """Ask a service."""
         answer = self._web.get(self.url(part) + path, **options)
+        answer.raise_for_status()
+        return answer.json()
+
+    def post(self, part: str, path: str, body: Mapping[str, Any]) -> Any:
+        """Tell a service something."""
+        answer = self._web.post(self.url(part) + path, json=body, timeout=120)
         answer.raise_for_status()
         return answer.json()
 

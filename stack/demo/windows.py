@@ -18,6 +18,7 @@ from lockstep.vaultsim.model import VaultState
 from lockstep.vaultsim.packing import world_of
 from lockstep.warehouse.model import vault_schema
 from stack.demo import oracle
+from stack.demo.pictures import take_failed_partition, take_lineage
 from stack.demo.stage import Stage
 
 SCENE = "windows"
@@ -92,12 +93,21 @@ def play(stage: Stage) -> None:
 
 
 def _plan(stage: Stage) -> tuple[Backlog, Backlog]:
-    """The first two vaults of the settings go on where they stand."""
-    vaults = stage.stack.settings.vault_ids
-    if len(vaults) < 2:
-        raise InvalidInput("the demo needs two vaults.", next_step="set LOCKSTEP_VAULTS=1001,1002.")
-    found = [_backlog(stage, vault, place) for place, vault in enumerate(vaults[:2])]
-    return found[0], found[1]
+    """The first two vaults that the simulator feeds go on where they stand."""
+    fed = [vault for vault in stage.stack.settings.vault_ids if _is_fed(stage, vault)]
+    if len(fed) < 2:
+        raise InvalidInput(
+            "the demo needs two vaults whose windows all came from the simulator.",
+            next_step="name further ones in LOCKSTEP_VAULTS, or begin anew with `lockstep reset --yes`.",
+        )
+    return _backlog(stage, fed[0], 0), _backlog(stage, fed[1], 1)
+
+
+def _is_fed(stage: Stage, vault: str) -> bool:
+    """Whether the lane is the simulator's: one that is further than the simulator was filled by somebody else."""
+    state = VaultState.model_validate(stage.get("vault", f"/_control/vaults/{vault}"))
+    mark = _watermark(stage, vault)
+    return mark is None or mark <= state.config.stop_of(state.published - 1)
 
 
 def _backlog(stage: Stage, vault: str, place: int) -> Backlog:
@@ -124,14 +134,21 @@ def _unblock(stage: Stage, backlog: Backlog) -> None:
 
 
 def _publish(stage: Stage, late: Backlog, poison: Backlog) -> None:
-    stage.command(SCENE, "vault", "withhold", "--vault", late.vault, "--stop", late.minute(late.trouble))
-    stage.command(SCENE, "vault", "poison", "--vault", poison.vault, "--stop", poison.minute(poison.trouble))
+    _vendor(stage, late, "withhold", stop=late.minute(late.trouble))
+    _vendor(stage, poison, "poison", stop=poison.minute(poison.trouble))
     for one in (late, poison):
-        stage.command(SCENE, "vault", "publish", "--vault", one.vault, "--windows", str(one.count))
+        _vendor(stage, one, "publish", windows=one.count)
     reports = stage.command(SCENE, "windows", "produce", "--reason", "demo")
     gaps = [gap for report in reports if report["vault"] == late.vault for gap in report["gaps"]]
     stage.claim(SCENE, "the producer records the withheld window as a gap and fetches those behind it", 1, len(gaps))
     stage.backlog.tell({one.vault: one.stop(one.last) for one in (late, poison)})
+
+
+def _vendor(stage: Stage, backlog: Backlog, deed: str, **how: Any) -> None:
+    """What `lockstep vault DEED` does, by the same call of the simulator's controls."""
+    words = " ".join(f"--{name} {value}" for name, value in how.items())
+    stage.say(SCENE, f"the vendor: lockstep vault {deed} --vault {backlog.vault} {words}")
+    stage.post("vault", f"/_control/vaults/{backlog.vault}/{deed}", how)
 
 
 def _watch_them_stop(stage: Stage, late: Backlog, poison: Backlog) -> None:
@@ -149,6 +166,10 @@ def _watch_them_stop(stage: Stage, late: Backlog, poison: Backlog) -> None:
         colours,
     )
     stage.claim(SCENE, "nothing steps over the gap", late.stop(late.trouble - 1), _watermark(stage, late.vault))
+    if stage.pictures is not None:
+        stage.say(SCENE, f"taking pictures into {stage.pictures}")
+        take_failed_partition(stage, poison.group, red, stage.pictures)
+        take_lineage(stage, poison.group, stage.pictures)
 
 
 def _call_of_the_operator(stage: Stage) -> None:
@@ -161,13 +182,13 @@ def _call_of_the_operator(stage: Stage) -> None:
 
 
 def _release(stage: Stage, late: Backlog) -> None:
-    stage.command(SCENE, "vault", "release", "--vault", late.vault, "--stop", late.minute(late.trouble))
+    _vendor(stage, late, "release", stop=late.minute(late.trouble))
     stage.command(SCENE, "windows", "produce", "--vault", late.vault, "--reason", "demo: the late window is out")
 
 
 def _heal(stage: Stage, poison: Backlog) -> None:
     """The vendor mends the window; one press of Materialize fetches it anew, and the backlog drains behind it."""
-    stage.command(SCENE, "vault", "heal", "--vault", poison.vault, "--stop", poison.minute(poison.trouble))
+    _vendor(stage, poison, "heal", stop=poison.minute(poison.trouble))
     stage.say(SCENE, f"materialize the red partition {poison.partition(poison.trouble)} of vault {poison.vault}")
     run = stage.materialize((poison.group, "applied_windows"), poison.partition(poison.trouble))
     stage.links["the run that healed the lane"] = f"{stage.url('dagster')}/runs/{run}"

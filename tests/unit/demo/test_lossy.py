@@ -45,7 +45,7 @@ def _line(*plans: Plan) -> Iterator[tuple[LossyProxy, list[int]]]:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Handler) as server:
         server.daemon_threads = True
         server.seen = []  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         with LossyProxy(server.server_address, _Fixed(*plans)) as line:  # type: ignore[arg-type]
             yield line, server.seen  # type: ignore[attr-defined]
         server.shutdown()
