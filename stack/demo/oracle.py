@@ -101,6 +101,11 @@ def chain_problems(applied: Sequence[tuple[datetime, datetime, datetime]], first
     return problems
 
 
+def in_a_row(values: Iterable[str]) -> str:
+    """Equal neighbours counted: "4 MATERIALIZED, 1 FAILED, 3 MISSING"."""
+    return ", ".join(f"{len(list(group))} {value}" for value, group in itertools.groupby(values))
+
+
 def expected_activity(
     world: World, first: int, last: int, stop_of: Any
 ) -> dict[tuple[date, str], tuple[int, int, int]]:

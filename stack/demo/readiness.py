@@ -42,7 +42,7 @@ def play(stage: Stage) -> None:
         raise Terminal("the windows scene published nothing that a mart could wait for.", next_step="see its claims.")
     name = f"demo-mart-{stage.token}"
     now = datetime.now(UTC)
-    stage.links["why the mart waits, in words"] = f"{stage.url('readiness')}/api/pipelines/{name}/explain"
+    stage.links["what happened to the gated mart"] = f"{stage.url('readiness')}/api/pipelines/{name}/events"
     try:
         with _file(pipeline(name, targets.value, now)) as path:
             stage.command(SCENE, "readiness", "register", str(path))

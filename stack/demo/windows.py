@@ -157,13 +157,12 @@ def _watch_them_stop(stage: Stage, late: Backlog, poison: Backlog) -> None:
     _wait_for(stage, late, late.trouble)
     red = poison.partition(poison.trouble)
     stage.wait(lambda: _colours(stage, poison).get(red) == "FAILED", f"the red partition {red} of {poison.vault}")
-    colours = list(_colours(stage, poison).values())
     before, behind = poison.trouble - poison.first, poison.last - poison.trouble
     stage.claim(
         SCENE,
         "a poison window is the only red partition; those before it are green, those behind it wait",
-        ["MATERIALIZED"] * before + ["FAILED"] + ["MISSING"] * behind,
-        colours,
+        f"{before} MATERIALIZED, 1 FAILED, {behind} MISSING",
+        oracle.in_a_row(_colours(stage, poison).values()),
     )
     stage.claim(SCENE, "nothing steps over the gap", late.stop(late.trouble - 1), _watermark(stage, late.vault))
     if stage.pictures is not None:

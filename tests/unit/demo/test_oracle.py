@@ -92,6 +92,11 @@ def test_a_ledger_that_is_not_a_chain_is_found_out(numbers: tuple[int, ...], wro
     assert bool(oracle.chain_problems(_chain(*numbers), START, 3)) is wrong
 
 
+def test_colours_are_counted_in_their_order():
+    """Guards the claim about the red partition: the same colours in another order are another picture."""
+    assert oracle.in_a_row(["green", "green", "red", "green"]) == "2 green, 1 red, 1 green"
+
+
 def test_the_file_of_a_key_follows_the_dialect_to_the_byte():
     lines = list(oracle.source_lines("K0001", date(2000, 1, 2)))
     assert len(lines) == 2000 + 7919 % 3000 + 1
