@@ -15,11 +15,11 @@ FAILED = "failed-partition.png"
 
 
 def take_failed_partition(stage: Stage, group: str, partition: str, folder: Path) -> None:
-    """The red partition of a vault between green ones and those that wait."""
+    """The red partition of a vault, and how many are green and wait."""
+    address = f"{stage.url('dagster')}/assets/{group}/applied_windows?view=partitions"
     with browser() as page:
-        page.open(f"{stage.url('dagster')}/assets/{group}/applied_windows?view=partitions&partition={partition}")
-        page.see("Failed")
-        page.see(partition)
+        page.open(f"{address}&status=FAILED&partition={partition}")
+        page.see("failed, and did not materialize this asset")
         page.settle()
         page.picture(folder / FAILED)
 

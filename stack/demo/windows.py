@@ -74,11 +74,11 @@ class Backlog(NamedTuple):
 
 def play(stage: Stage) -> None:
     """The scene."""
-    late, poison = _plan(stage)
+    late, poison = plan(stage)
     _link(stage, poison)
     try:
         for backlog in (late, poison):
-            _unblock(stage, backlog)
+            unblock(stage, backlog)
         _publish(stage, late, poison)
         _watch_them_stop(stage, late, poison)
         _call_of_the_operator(stage)
@@ -92,7 +92,7 @@ def play(stage: Stage) -> None:
         _examine(stage, backlog)
 
 
-def _plan(stage: Stage) -> tuple[Backlog, Backlog]:
+def plan(stage: Stage) -> tuple[Backlog, Backlog]:
     """The first two vaults that the simulator feeds go on where they stand."""
     fed = [vault for vault in stage.stack.settings.vault_ids if _is_fed(stage, vault)]
     if len(fed) < 2:
@@ -123,7 +123,7 @@ def _link(stage: Stage, poison: Backlog) -> None:
     stage.links["partitions of the windows"] = f"{base}/assets/{poison.group}/applied_windows?view=partitions"
 
 
-def _unblock(stage: Stage, backlog: Backlog) -> None:
+def unblock(stage: Stage, backlog: Backlog) -> None:
     """A window that failed in an earlier performance is tried again: what was wrong with it is mended by now."""
     mark = _watermark(stage, backlog.vault)
     if mark is None or mark >= backlog.start(backlog.first):
@@ -134,17 +134,17 @@ def _unblock(stage: Stage, backlog: Backlog) -> None:
 
 
 def _publish(stage: Stage, late: Backlog, poison: Backlog) -> None:
-    _vendor(stage, late, "withhold", stop=late.minute(late.trouble))
-    _vendor(stage, poison, "poison", stop=poison.minute(poison.trouble))
+    vendor(stage, late, "withhold", stop=late.minute(late.trouble))
+    vendor(stage, poison, "poison", stop=poison.minute(poison.trouble))
     for one in (late, poison):
-        _vendor(stage, one, "publish", windows=one.count)
+        vendor(stage, one, "publish", windows=one.count)
     reports = stage.command(SCENE, "windows", "produce", "--reason", "demo")
     gaps = [gap for report in reports if report["vault"] == late.vault for gap in report["gaps"]]
     stage.claim(SCENE, "the producer records the withheld window as a gap and fetches those behind it", 1, len(gaps))
     stage.backlog.tell({one.vault: one.stop(one.last) for one in (late, poison)})
 
 
-def _vendor(stage: Stage, backlog: Backlog, deed: str, **how: Any) -> None:
+def vendor(stage: Stage, backlog: Backlog, deed: str, **how: Any) -> None:
     """What `lockstep vault DEED` does, by the same call of the simulator's controls."""
     words = " ".join(f"--{name} {value}" for name, value in how.items())
     stage.say(SCENE, f"the vendor: lockstep vault {deed} --vault {backlog.vault} {words}")
@@ -156,13 +156,13 @@ def _watch_them_stop(stage: Stage, late: Backlog, poison: Backlog) -> None:
     stage.say(SCENE, f"vault {late.vault} drains up to the gap, vault {poison.vault} up to the poison window")
     _wait_for(stage, late, late.trouble)
     red = poison.partition(poison.trouble)
-    stage.wait(lambda: _colours(stage, poison).get(red) == "FAILED", f"the red partition {red} of {poison.vault}")
+    stage.wait(lambda: colours(stage, poison).get(red) == "FAILED", f"the red partition {red} of {poison.vault}")
     before, behind = poison.trouble - poison.first, poison.last - poison.trouble
     stage.claim(
         SCENE,
         "a poison window is the only red partition; those before it are green, those behind it wait",
         f"{before} MATERIALIZED, 1 FAILED, {behind} MISSING",
-        oracle.in_a_row(_colours(stage, poison).values()),
+        oracle.in_a_row(colours(stage, poison).values()),
     )
     stage.claim(SCENE, "nothing steps over the gap", late.stop(late.trouble - 1), _watermark(stage, late.vault))
     if stage.pictures is not None:
@@ -181,13 +181,13 @@ def _call_of_the_operator(stage: Stage) -> None:
 
 
 def _release(stage: Stage, late: Backlog) -> None:
-    _vendor(stage, late, "release", stop=late.minute(late.trouble))
+    vendor(stage, late, "release", stop=late.minute(late.trouble))
     stage.command(SCENE, "windows", "produce", "--vault", late.vault, "--reason", "demo: the late window is out")
 
 
 def _heal(stage: Stage, poison: Backlog) -> None:
     """The vendor mends the window; one press of Materialize fetches it anew, and the backlog drains behind it."""
-    _vendor(stage, poison, "heal", stop=poison.minute(poison.trouble))
+    vendor(stage, poison, "heal", stop=poison.minute(poison.trouble))
     stage.say(SCENE, f"materialize the red partition {poison.partition(poison.trouble)} of vault {poison.vault}")
     run = stage.materialize((poison.group, "applied_windows"), poison.partition(poison.trouble))
     stage.links["the run that healed the lane"] = f"{stage.url('dagster')}/runs/{run}"
@@ -222,7 +222,7 @@ def _wait_for(stage: Stage, backlog: Backlog, count: int) -> None:
     stage.wait(there, f"the watermark {goal:{_MINUTES}} of vault {backlog.vault}")
 
 
-def _colours(stage: Stage, backlog: Backlog) -> dict[str, str]:
+def colours(stage: Stage, backlog: Backlog) -> dict[str, str]:
     """What the Dagster UI shows for each window of the backlog."""
     data = stage.graph.ask(_STATUSES, key={"path": [backlog.group, "applied_windows"]})
     ranges = data["assetNodeOrError"]["assetPartitionStatuses"]["ranges"]
@@ -241,10 +241,10 @@ def _examine(stage: Stage, backlog: Backlog) -> None:
     names = [backlog.partition(index) for index in range(backlog.first, backlog.last + 1)]
     green = {name: "MATERIALIZED" for name in names}
     try:
-        stage.wait(lambda: _colours(stage, backlog) == green, "green partitions", 60.0)
+        stage.wait(lambda: colours(stage, backlog) == green, "green partitions", 60.0)
     except LockstepError:
         stage.check()  # the claim below says which are not
-    shown = sum(colour == "MATERIALIZED" for colour in _colours(stage, backlog).values())
+    shown = sum(colour == "MATERIALIZED" for colour in colours(stage, backlog).values())
     stage.claim(SCENE, f"vault {backlog.vault}: every partition of the backlog is green", backlog.count, shown)
     with stage.reading("LOCKSTEP_WAREHOUSE_DSN") as connection:
         epoch = connection.execute(_LANE, (backlog.vault,)).fetchone()[0]  # type: ignore[index]  # it was waited for
