@@ -22,7 +22,7 @@ down: setup ## Stop the embedded stack; data stays
 status: setup ## Show the parts, their addresses and memory
 	@$(BIN)/lockstep status
 
-demo: setup ## Run the platform's main job on the embedded stack
+demo: setup ## Play the whole platform and prove every claim
 	@$(BIN)/lockstep demo
 
 lint: setup ## Format check, lint, types, definitions

@@ -348,7 +348,9 @@ def _dagster_prepare(site: Site) -> None:
 
 def _code_command(site: Site) -> list[str]:
     return [
-        _tool("dagster"),
+        sys.executable,
+        "-m",
+        "stack.code_server",
         *(
             "api",
             "grpc",
