@@ -159,9 +159,7 @@ class MemoryTables:
             if chunk.batch != batch_id or spent or chunk.claim.file_id in running or chunk.locked:
                 continue
             claim = chunk.claim
-            chunk.claim = replace(
-                claim, attempts=claim.attempts + 1, fence=claim.fence + 1, claimed_at=self.time.now()
-            )
+            chunk.claim = replace(claim, attempts=claim.attempts + 1, fence=claim.fence + 1, claimed_at=self.time.now())
             chunk.status, chunk.batch = ChunkStatus.RUNNING, None
             chunk.lease_until = self.time.monotonic() + LEASE_SECONDS
             self._wrote(chunk)
@@ -374,7 +372,7 @@ class _Source:
         if key == "BAD":
             raise Terminal("the function cannot do this key.", unit=key)
         version = int(self._world.time.monotonic() // 200) if day == RECENT else 0
-        yield self._world.call(self._actor, "source.copy", lambda: f"{key},{day},{version}\n".encode(), _source_down)
+        yield self._world.call(self._actor, "source.copy", f"{key},{day},{version}\n".encode, _source_down)
         self.rows = 1
 
     def interrupt(self) -> None:
@@ -505,5 +503,3 @@ def wanted(chance: Any) -> list[tuple[str, date]]:
 
 def _source_down(step: str) -> SourceDown:
     return SourceDown("the source went away.", unit=step)
-
-

@@ -66,12 +66,12 @@ class MemoryDynamo:
         self._observe = observe or (lambda table, item: None)
         self.tables: dict[str, dict[tuple[str, ...], Item]] = {name: {} for name in keys}
 
-    def get_item(self, *, TableName: str, Key: Item, **_: Any) -> dict[str, Any]:  # noqa: N803  # boto3's names
+    def get_item(self, *, TableName: str, Key: Item, **_: Any) -> dict[str, Any]:  # boto3's names
         """One item, or an answer without one."""
         found = self.tables[TableName].get(self._key(TableName, Key))
         return {} if found is None else {"Item": dict(found)}
 
-    def batch_get_item(self, *, RequestItems: dict[str, Any]) -> dict[str, Any]:  # noqa: N803
+    def batch_get_item(self, *, RequestItems: dict[str, Any]) -> dict[str, Any]:
         """Several items of several tables."""
         found = {
             table: [dict(one) for key in asked["Keys"] if (one := self.tables[table].get(self._key(table, key)))]
@@ -79,14 +79,14 @@ class MemoryDynamo:
         }
         return {"Responses": found, "UnprocessedKeys": {}}
 
-    def put_item(self, *, TableName: str, Item: Item, ConditionExpression: str = "", **more: Any) -> dict[str, Any]:  # noqa: N803
+    def put_item(self, *, TableName: str, Item: Item, ConditionExpression: str = "", **more: Any) -> dict[str, Any]:
         """Write an item, if the condition holds."""
         key = self._key(TableName, Item)
         _require(ConditionExpression, self.tables[TableName].get(key, {}), more)
         self._store(TableName, key, dict(Item))
         return {}
 
-    def update_item(self, *, TableName: str, Key: Item, **more: Any) -> dict[str, Any]:  # noqa: N803
+    def update_item(self, *, TableName: str, Key: Item, **more: Any) -> dict[str, Any]:
         """Change an item, if the condition holds."""
         key, before = self._key(TableName, Key), self.tables[TableName].get(self._key(TableName, Key), {})
         _require(more.get("ConditionExpression", ""), before, more)
@@ -94,7 +94,7 @@ class MemoryDynamo:
         self._store(TableName, key, after)
         return {"Attributes": dict(after)}
 
-    def transact_write_items(self, *, TransactItems: list[dict[str, Any]]) -> dict[str, Any]:  # noqa: N803
+    def transact_write_items(self, *, TransactItems: list[dict[str, Any]]) -> dict[str, Any]:
         """All of the updates, or none."""
         updates = [one["Update"] for one in TransactItems]
         for one in updates:
@@ -105,12 +105,12 @@ class MemoryDynamo:
             self.update_item(**one)
         return {}
 
-    def delete_item(self, *, TableName: str, Key: Item) -> dict[str, Any]:  # noqa: N803
+    def delete_item(self, *, TableName: str, Key: Item) -> dict[str, Any]:
         """Forget an item."""
         self.tables[TableName].pop(self._key(TableName, Key), None)
         return {}
 
-    def query(self, *, TableName: str, ExpressionAttributeValues: Item, **more: Any) -> dict[str, Any]:  # noqa: N803
+    def query(self, *, TableName: str, ExpressionAttributeValues: Item, **more: Any) -> dict[str, Any]:
         """Items of one partition whose sort key is between two values: the one query that the adapters make."""
         partition, sort = self._keys[TableName]
         given = [next(iter(value.values())) for value in ExpressionAttributeValues.values()]
@@ -150,19 +150,25 @@ class MemoryQueue:
         self.messages: dict[str, dict[str, Any]] = {}
         self.dead: list[dict[str, Any]] = []
 
-    def get_queue_url(self, *, QueueName: str) -> dict[str, str]:  # noqa: N803
+    def get_queue_url(self, *, QueueName: str) -> dict[str, str]:
         """Its address."""
         return {"QueueUrl": f"memory:{QueueName}"}
 
-    def send_message_batch(self, *, Entries: list[dict[str, Any]], **_: Any) -> dict[str, Any]:  # noqa: N803
+    def send_message_batch(self, *, Entries: list[dict[str, Any]], **_: Any) -> dict[str, Any]:
         """Take messages."""
         for entry in Entries:
             self._made += 1
             name = f"m{self._made:05}"
-            self.messages[name] = {"name": name, "body": entry["MessageBody"], "visible": 0.0, "receives": 0, "handle": ""}
+            self.messages[name] = {
+                "name": name,
+                "body": entry["MessageBody"],
+                "visible": 0.0,
+                "receives": 0,
+                "handle": "",
+            }
         return {"Failed": []}
 
-    def receive_message(self, *, MaxNumberOfMessages: int, VisibilityTimeout: int, **_: Any) -> dict[str, Any]:  # noqa: N803
+    def receive_message(self, *, MaxNumberOfMessages: int, VisibilityTimeout: int, **_: Any) -> dict[str, Any]:
         """Up to so many visible messages, hidden from now on."""
         now, found = self._time.monotonic(), []
         for one in [one for one in self.messages.values() if one["visible"] <= now][:MaxNumberOfMessages]:
@@ -173,17 +179,22 @@ class MemoryQueue:
             one["visible"], one["handle"] = now + VisibilityTimeout, f"{one['name']}/{one['receives']}"
             attributes = {"ApproximateReceiveCount": str(one["receives"]), "SentTimestamp": "0"}
             found.append(
-                {"MessageId": one["name"], "ReceiptHandle": one["handle"], "Body": one["body"], "Attributes": attributes}
+                {
+                    "MessageId": one["name"],
+                    "ReceiptHandle": one["handle"],
+                    "Body": one["body"],
+                    "Attributes": attributes,
+                }
             )
         return {"Messages": found}
 
-    def delete_message_batch(self, *, Entries: list[dict[str, Any]], **_: Any) -> dict[str, Any]:  # noqa: N803
+    def delete_message_batch(self, *, Entries: list[dict[str, Any]], **_: Any) -> dict[str, Any]:
         """Forget messages."""
         for entry in Entries:
             self.messages.pop(entry["ReceiptHandle"].partition("/")[0], None)
         return {"Failed": []}
 
-    def change_message_visibility_batch(self, *, Entries: list[dict[str, Any]], **_: Any) -> dict[str, Any]:  # noqa: N803
+    def change_message_visibility_batch(self, *, Entries: list[dict[str, Any]], **_: Any) -> dict[str, Any]:
         """Hide for longer, or no longer."""
         failed = []
         for entry in Entries:
@@ -215,7 +226,7 @@ class MemoryBucket:
         self.objects: dict[str, bytes] = {}
         self.puts: list[str] = []
 
-    def put_object(self, *, Key: str, Body: bytes, **more: Any) -> dict[str, Any]:  # noqa: N803
+    def put_object(self, *, Key: str, Body: bytes, **more: Any) -> dict[str, Any]:
         """Put an object under its name, if the condition holds and the bytes are those of the checksum."""
         there = self.objects.get(Key)
         if more.get("IfNoneMatch") == "*" and there is not None:
@@ -228,13 +239,13 @@ class MemoryBucket:
         self.puts.append(Key)
         return {"ETag": etag(Body)}
 
-    def head_object(self, *, Key: str, **_: Any) -> dict[str, Any]:  # noqa: N803
+    def head_object(self, *, Key: str, **_: Any) -> dict[str, Any]:
         """What the name holds."""
         if Key not in self.objects:
             raise _Refusal("404")
         return {"ETag": etag(self.objects[Key]), "ContentLength": len(self.objects[Key])}
 
-    def get_object(self, *, Key: str, **_: Any) -> dict[str, Any]:  # noqa: N803
+    def get_object(self, *, Key: str, **_: Any) -> dict[str, Any]:
         """The bytes."""
         if Key not in self.objects:
             raise _Refusal("NoSuchKey")
@@ -290,7 +301,7 @@ class _Condition:
             return found
         if token in ("attribute_exists", "attribute_not_exists"):
             _, name, _ = self._tokens.pop(0), self._tokens.pop(0), self._tokens.pop(0)
-            return (self._name(name) in self._item) == (token == "attribute_exists")  # noqa: S105
+            return (self._name(name) in self._item) is (token == "attribute_exists")  # noqa: S105
         operator, right = self._tokens.pop(0), self._tokens.pop(0)
         return _compare(operator, self._value(token), self._value(right))
 
@@ -303,7 +314,7 @@ class _Condition:
 
 def _compare(operator: str, left: Any, right: Any) -> bool:
     if operator in ("=", "<>"):
-        return bool((left == right) == (operator == "="))
+        return bool(left == right) is (operator == "=")
     if left is None or right is None:
         return False
     return bool({"<": left < right, "<=": left <= right, ">": left > right, ">=": left >= right}[operator])

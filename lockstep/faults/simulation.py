@@ -7,7 +7,7 @@ the checker. A seed and a commit reproduce a run to the last call: `lockstep fau
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Protocol
@@ -19,6 +19,7 @@ from lockstep.faults.schedule import PAUSE_SECONDS, Actor, RandomPlan, World
 from lockstep.faults.ticks_world import TicksWorld
 from lockstep.faults.windows_world import WindowsWorld
 
+TAKEOVER_SECONDS = PAUSE_SECONDS - 40
 CALM_ROUNDS = 30
 """Rounds without faults within which everything must become terminal."""
 
@@ -45,10 +46,12 @@ class _Settling(Protocol):
 Act = Callable[[Actor], object]
 
 
-def simulate(seed: int, *, rate: float = 0.06) -> Result:
-    """Run the three pipelines under the faults of this seed, let them recover, and judge what is left."""
+def simulate(seed: int, *, rate: float = 0.05, only: str | None = None) -> Result:
+    """Run the three pipelines, or one, under the faults of this seed, let them recover, and judge what is left."""
     result = Result(seed)
-    for number, run in enumerate((_windows, _exports, _ticks)):
+    for number, (name, run) in enumerate(_PIPELINES.items()):
+        if only not in (None, name):
+            continue
         world = World(seed * 3 + number)
         plan = RandomPlan(world.random, rate)
         world.plan = plan
@@ -69,14 +72,14 @@ def _windows(world: World, history: History, plan: RandomPlan) -> _Settling:
     chance = world.random
     this = WindowsWorld(world, history, windows=chance.randint(4, 8))
     this.vendor.damaged |= {one.stop for one in this.vendor.chain if chance.random() < 0.15}
-    for number in range(chance.randint(4, 7)):
+    for number in range(chance.randint(3, 5)):
         late = [one for one in this.vendor.chain if one.stop not in this.vendor.published]
         for window in chance.sample(late, min(len(late), chance.randint(0, 3))):  # in any order: some are late
             this.publish(window)
         acts: list[tuple[str, Act]] = [("producer", this.produce), ("worker", this.drain), ("rival", this.drain)]
         acts += [("reader", this.look)] if chance.random() < 0.5 else []
         acts += [("operator", this.operate)] if chance.random() < 0.4 else []
-        _round(world, number, acts)
+        _round(world, number, acts, [("heir", this.drain)])
         if chance.random() < 0.15:
             this.lose_row()
         if chance.random() < 0.1:
@@ -98,7 +101,7 @@ def _exports(world: World, history: History, plan: RandomPlan) -> _Settling:
         for client in range(chance.randint(0, 2)):
             acts.append((f"client{client}", _submission(this, f"{number}-{client}", wanted(chance))))
         acts += [("operator", this.operate)] if chance.random() < 0.4 else []
-        _round(world, number, acts)
+        _round(world, number, acts, [("heir", this.work)])
     plan.active = False
     _recover(world, this, [("worker", this.work)])
     _round(world, 99, [("reader", this.look)])
@@ -109,7 +112,7 @@ def _ticks(world: World, history: History, plan: RandomPlan) -> _Settling:
     chance = world.random
     this = TicksWorld(world, history)
     made = 0
-    for number in range(chance.randint(4, 7)):
+    for number in range(chance.randint(3, 5)):
         acts: list[tuple[str, Act]] = [("relay", this.relay), ("sensor", this.look), ("rival", this.look)]
         for _ in range(chance.randint(0, 2)):
             made += 1
@@ -120,13 +123,20 @@ def _ticks(world: World, history: History, plan: RandomPlan) -> _Settling:
         acts += [("sweep", this.sweep)] if chance.random() < 0.3 else []
         acts += [("reader", this.watch)] if chance.random() < 0.5 else []
         acts += [("operator", this.operate)] if chance.random() < 0.4 else []
-        _round(world, number, acts)
+        _round(world, number, acts, [("sweep", this.sweep), ("heir", this.look)])
         _disturb(this, chance.random())
     plan.active = False
     calm: list[tuple[str, Act]] = [("relay", this.relay), ("sweep", this.sweep), ("sensor", this.look)]
-    _recover(world, this, [*calm, ("operator", this.operate)])
+    _recover(world, this, [*calm, ("operator", this.operate), ("operator", this.reconcile)])
     _round(world, 99, [("reader", this.watch)])
     return this
+
+
+_PIPELINES: Mapping[str, Callable[[World, History, RandomPlan], _Settling]] = {
+    "windows": _windows,
+    "exports": _exports,
+    "ticks": _ticks,
+}
 
 
 def _disturb(this: TicksWorld, chance: float) -> None:
@@ -139,10 +149,15 @@ def _disturb(this: TicksWorld, chance: float) -> None:
         this.world.faults["message lost"] += 1
 
 
-def _round(world: World, number: int, acts: Iterable[tuple[str, Act]]) -> None:
-    """These act at the same time; the seed decides whose step is next."""
+def _round(world: World, number: int, acts: Iterable[tuple[str, Act]], late: Iterable[tuple[str, Act]] = ()) -> None:
+    """These act at the same time; the seed decides whose step is next.
+
+    Those of `late` come when every lease has run out, and before anybody who was paused wakes up: they take over.
+    """
     for name, act in acts:
         world.start(f"{name}.{number}", act)
+    for place, (name, act) in enumerate(late):
+        world.start(f"{name}.{number}", act).asleep_until = world.time.monotonic() + TAKEOVER_SECONDS + place
     world.run()
 
 

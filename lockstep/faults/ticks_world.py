@@ -1,4 +1,4 @@
-"""Ticks in a simulated world: the real intake, sweep, dispatch table, queue, rules and silver worker on parts in memory.
+"""Ticks in a simulated world: the real intake, sweep, dispatches, queue, rules and silver worker on parts in memory.
 
 What belongs here: bronze's and silver's ledgers as transactions leave them, a silver table, agents, and who does what
 when. What does not: faults (schedule.py), judgement (checker.py), Spark and SQL, which have tests on the real ones.
@@ -171,9 +171,18 @@ class MemorySilver:
     def applied(self, tick_ids: Iterable[str]) -> dict[str, Applied]:
         """Those that are in silver."""
         wanted = set(tick_ids)
-        return {
-            name: one for name, one in self.done.items() if name in wanted and one.sequence <= self.row.watermark
-        }
+        return {name: one for name, one in self.done.items() if name in wanted and one.sequence <= self.row.watermark}
+
+    def applied_since(self, since: datetime) -> list[Applied]:
+        """What was applied after that instant."""
+        return [one for one in self.done.values() if one.applied_at > since and one.sequence <= self.row.watermark]
+
+    def behind(self) -> list[Lane]:
+        """The lane, if it is behind."""
+        return [self.row] if self.row.watermark < len(self.ticks.committed_ticks) else []
+
+    def audit(self, actor: Person, action: str, subject: str, details: dict[str, Any]) -> None:
+        """Nobody reads it here."""
 
     def forgotten(self, *, committed: datetime, hinted: datetime, limit: int) -> list[Lane]:
         """The lane, if its next tick has waited and nobody was told."""
@@ -329,6 +338,11 @@ class TicksWorld:
         with suppress(LockstepError):
             operations.replay_ticks(self._parts(actor), [parked], _PERSON)
 
+    def reconcile(self, actor: Actor) -> None:
+        """A person lets the control plane be compared with the ledger: what is in silver is said to be DONE."""
+        with suppress(LockstepError):
+            operations.reconcile(self._parts(actor), _PERSON)
+
     def watch(self, actor: Actor) -> None:
         """Somebody reads which ticks are in silver."""
         store = self._parts(actor).store
@@ -386,5 +400,3 @@ def _manifest(tick_id: str) -> dict[str, Any]:
         "dt": "20260105",
         "tables": [table],
     }
-
-

@@ -157,7 +157,9 @@ class MemoryPreparer:
     sink: Any
     bucket: Any
 
-    def prepare(self, claim: Claim, rows: Sequence[QueueRow], *, schema: str | None = None) -> list[Staged | LockstepError]:
+    def prepare(
+        self, claim: Claim, rows: Sequence[QueueRow], *, schema: str | None = None
+    ) -> list[Staged | LockstepError]:
         """Stage these windows in order; the answer may end early, after an error."""
         found: list[Staged | LockstepError] = []
         for row in rows:

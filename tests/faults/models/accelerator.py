@@ -8,7 +8,7 @@ By the numbers of that list:
 - "No MERGE, no transaction, no ledger, no watermark": a run knows nothing of earlier runs.
 - 13: no MD5, size or row-count check: a damaged archive is loaded as far as it goes.
 In its favour: it is run once for each published window and never twice at the same time, the file that it loads is the
-one that it downloaded (7 says otherwise), metadata never changes (4, 5), and its type conversions (11, 12) are harmless.
+one that it downloaded (7 says otherwise), metadata never changes (4, 5), and its conversions (11, 12) are harmless.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run(world: World, scenario: Scenario) -> Facts:
     """Play the scenario: one run for each window that the vendor publishes."""
     source = Source(scenario)
     this = Accelerator(world, source)
-    for tick in scenario.ticks():
+    for tick in scenario.ticks(world):
         if source.advance(tick):
-            scenario.together(world, tick, [("worker", this.load)])
+            scenario.together(world, tick, [("worker", this.load)], rivals=False)
     return this.facts()

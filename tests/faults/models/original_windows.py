@@ -88,13 +88,18 @@ class OriginalWindows:
         return self.world.call(actor, step, action, unreachable)
 
 
+def _acts(this: OriginalWindows, scenario: Scenario) -> list:
+    """The schedule's producers; while one of them is paused, the stream goes on waking consumers."""
+    return [*[("producer", this.produce)] * scenario.copies, *[("worker", this.consume)] * scenario.overlaps]
+
+
 def run(world: World, scenario: Scenario) -> Facts:
     """Play the scenario: one schedule tick per window, then as many as it takes."""
     source = Source(scenario)
     this = OriginalWindows(world, source)
-    for tick in scenario.ticks():
+    for tick in scenario.ticks(world):
         source.advance(tick)
-        scenario.together(world, tick, [("producer", this.produce)] * scenario.copies)
+        scenario.together(world, tick, _acts(this, scenario))
         if this.woken:
             this.woken = "PROCESSING" in this.queue.values()
             if not this.woken:

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from lockstep.faults.schedule import PAUSE_SECONDS, Actor, Fault, World
+from lockstep.faults.schedule import PAUSE_SECONDS, Actor, Fault, Never, World
 
 UNITS = 3
 AFTERWARDS = 6
+TICKS_IN_ALL = UNITS + AFTERWARDS
 """Schedule ticks after the last unit of interest: the source goes on publishing, people and schedules go on working."""
 
 Act = tuple[str, Callable[[Actor], object]]
+RIVAL_SECONDS = 350.0
+"""When others come while somebody is paused: after every lease ran out, before the one who is paused wakes up."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,25 @@ class Scenario:
     lose_message: bool = False
     copies: int = 1
 
-    def ticks(self) -> Iterator[int]:
-        yield from range(UNITS + AFTERWARDS)
+    @property
+    def overlaps(self) -> bool:
+        """Whether others must come while one is paused: alone, a pause is only a delay."""
+        return self.sweep is Fault.PAUSE
 
-    def together(self, world: World, tick: int, acts: list[Act]) -> None:
+    def ticks(self, world: World) -> Iterator[int]:
+        """The schedule. Faults strike while the units of interest are under way; later ones prove nothing more."""
+        for tick in range(TICKS_IN_ALL):
+            if tick == UNITS + 1:
+                world.plan = Never()
+            yield tick
+
+    def together(self, world: World, tick: int, acts: list[Act], *, rivals: bool = True) -> None:
         """These act at the same time; afterwards time passes, longer than any lease or pause."""
         for number, (name, act) in enumerate(acts):
             world.start(f"{name}.{tick}.{number}", act)
+            if self.overlaps and rivals and tick <= UNITS:
+                rival = world.start(f"{name}.{tick}.rival", act)
+                rival.asleep_until = world.time.monotonic() + RIVAL_SECONDS + number
         world.run()
         world.time.pass_by(PAUSE_SECONDS)
 
@@ -108,7 +123,13 @@ WINDOWS = [
     Scenario("a queue row is lost", lose_state=True),
     TWO,
 ]
-EXPORTS = [CALM, *SWEEPS, Scenario("messages repeated", repeat=True), Scenario("a message is lost", lose_message=True), TWO]
+EXPORTS = [
+    CALM,
+    *SWEEPS,
+    Scenario("messages repeated", repeat=True),
+    Scenario("a message is lost", lose_message=True),
+    TWO,
+]
 TICKS = [
     CALM,
     *SWEEPS,
