@@ -41,6 +41,9 @@ def up(
         list[str] | None,
         typer.Option("--only", help="Start only these parts and what they need; repeat it or separate by commas."),
     ] = None,
+    spark_cluster: Annotated[
+        bool, typer.Option("--spark-cluster", help="Spark as a standalone master with two workers, until `down`.")
+    ] = False,
 ) -> None:
     """Start the embedded stack, or what is missing of it, and wait until every part is healthy."""
     _stop_on_signals()
@@ -50,7 +53,7 @@ def up(
     stack = Stack(user_settings(), report=_say)
     names = [name.strip() for chunk in only or [] for name in chunk.split(",") if name.strip()]
     try:
-        seconds = stack.up(names)
+        seconds = stack.up(names, cluster=spark_cluster)
     except KeyboardInterrupt:
         errors.print("interrupted; nothing of this start is left running.")
         raise typer.Exit(130) from None
