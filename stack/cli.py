@@ -15,11 +15,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.kernel.errors import InvalidInput, LockstepError
+from lockstep.kernel.errors import InvalidInput, LockstepError, Transient
 from lockstep.kernel.settings import Settings, load_settings
 from stack import doctor as doctors
 from stack import java
 from stack.environment import adopt, environment, forget_own
+from stack.health import probe
 from stack.home import Home
 from stack.lifecycle import Stack
 
@@ -267,6 +268,12 @@ def provision(
 
     stack = Stack(user_settings())
     stack.log_file(part)  # refuses an unknown name
+    if not stack.home.ports():  # where every part is external, no stack ever started here
+        stack.home.prepare()
+        stack.home.choose_ports(stack.settings)
+    reason = probe(part, stack.site()) if part in ("postgres", "s3", "sqs", "dynamodb") else None
+    if reason:
+        raise Transient(f"it does not work: {reason}", unit=part, next_step="start it, or correct its address.")
     create(part, stack.site())
     console.print(f"{part} holds all it must hold")
 
