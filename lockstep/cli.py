@@ -46,6 +46,7 @@ def _register_rooms() -> None:
     from lockstep.vaults.cli import vaults  # noqa: PLC0415
     from lockstep.vaultsim.cli import vault  # noqa: PLC0415
     from lockstep.windows.cli import windows  # noqa: PLC0415
+    from services.cli import docs  # noqa: PLC0415
 
     app.add_typer(windows)
     app.add_typer(vaults)
@@ -56,6 +57,7 @@ def _register_rooms() -> None:
     app.add_typer(silver)
     app.add_typer(readiness, name="readiness")
     app.add_typer(faults)
+    app.add_typer(docs)
     app.command()(bench)
 
 
