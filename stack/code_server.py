@@ -11,7 +11,7 @@ import multiprocessing
 import sys
 from typing import Any
 
-PRELOADED = "platform_assets.definitions"
+PRELOADED = ["platform_assets.definitions", "pyspark.sql.connect.session", "pyarrow.csv"]
 
 
 def fork_runs() -> None:
@@ -19,7 +19,7 @@ def fork_runs() -> None:
     from dagster._grpc.server import DagsterApiServer  # noqa: PLC0415  # heavy, and only a server needs it
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([PRELOADED])
+    context.set_forkserver_preload(PRELOADED)
     build = DagsterApiServer.__init__
 
     def build_and_fork(self: Any, *arguments: Any, **options: Any) -> None:

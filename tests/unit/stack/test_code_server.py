@@ -28,4 +28,4 @@ def test_runs_are_forked_from_a_process_that_has_the_definitions(monkeypatch: py
     server: Any = DagsterApiServer(built="as before")  # type: ignore[call-arg]
     assert server.built == "as before"
     assert server._mp_ctx.get_start_method() == "forkserver"
-    assert multiprocessing.forkserver._forkserver._preload_modules == [code_server.PRELOADED]  # type: ignore[attr-defined]
+    assert multiprocessing.forkserver._forkserver._preload_modules == code_server.PRELOADED  # type: ignore[attr-defined]
