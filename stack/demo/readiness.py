@@ -93,9 +93,10 @@ def _see_the_warning(stage: Stage, name: str) -> None:
     stage.say(SCENE, "the mart is asked for; its inputs are not there")
     try:
         warning = stage.wait(lambda: _events(stage, name, "SLA_AT_RISK"), "the SLA warning", 90.0)[0]
-        (execution,) = stage.get("readiness", f"/api/pipelines/{name}/runlogs")
-        blocking = (execution["readiness"] or {}).get("blocking", [])
-        stage.say(SCENE, f"warning: {warning['message']}")
+        stage.say(SCENE, f"SLA at risk: the {warning['message']} deadline is near")
+        # The warning may come before the first verdict; the operator comes only after this scene has called.
+        execution = stage.wait(lambda: _judged(stage, name), "the first verdict about the mart", 60.0)
+        blocking = execution["readiness"]["blocking"]
         stage.claim_that(
             SCENE,
             "the SLA warning comes while the mart waits for a vault",
@@ -106,6 +107,11 @@ def _see_the_warning(stage: Stage, name: str) -> None:
         stage.warned.tell(datetime.now(UTC))
     finally:
         stage.warned.give_up()  # the operator comes without a warning too
+
+
+def _judged(stage: Stage, name: str) -> Mapping[str, Any] | None:
+    (execution,) = stage.get("readiness", f"/api/pipelines/{name}/runlogs")
+    return execution if execution["readiness"] else None
 
 
 def _events(stage: Stage, name: str, kind: str) -> list[Mapping[str, Any]]:
