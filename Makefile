@@ -2,13 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Tests use a stack of their own, so they run beside a stack that is up.
-WORKERS ?= 2
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status demo lint check-defs format test test-long bench lock lock-jars clean
+.PHONY: help setup up down status demo lint check-defs format test test-long test-cluster bench lock lock-jars clean
 
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Install everything into .venv and the jar cache (instant when nothing changed)
 	@$(PYTHON) stack/bootstrap.py
@@ -46,6 +46,11 @@ test: setup ## Run all tests on an embedded stack of their own
 
 test-long: setup ## The long fault and property runs
 	$(BIN)/pytest -m long
+
+# Integration tests that work on Spark, with Spark as a standalone master and two workers.
+test-cluster: setup ## The tests of Spark's users on a cluster of one master and two workers
+	LOCKSTEP_TEST_SPARK_CLUSTER=1 $(BIN)/pytest tests/integration/idempotency tests/integration/silver tests/integration/windows/test_drain.py tests/integration/ticks/test_finalize.py tests/e2e/exports
+	$(BIN)/pytest tests/faults/test_cluster.py
 
 bench: setup ## Measure every part against its baselines and print the ratios
 	@$(BIN)/lockstep bench

@@ -15,11 +15,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.kernel.errors import InvalidInput, LockstepError
+from lockstep.kernel.errors import InvalidInput, LockstepError, Transient
 from lockstep.kernel.settings import Settings, load_settings
 from stack import doctor as doctors
 from stack import java
 from stack.environment import adopt, environment, forget_own
+from stack.health import probe
 from stack.home import Home
 from stack.lifecycle import Stack
 
@@ -41,6 +42,9 @@ def up(
         list[str] | None,
         typer.Option("--only", help="Start only these parts and what they need; repeat it or separate by commas."),
     ] = None,
+    spark_cluster: Annotated[
+        bool, typer.Option("--spark-cluster", help="Spark as a standalone master with two workers, until `down`.")
+    ] = False,
 ) -> None:
     """Start the embedded stack, or what is missing of it, and wait until every part is healthy."""
     _stop_on_signals()
@@ -50,7 +54,7 @@ def up(
     stack = Stack(user_settings(), report=_say)
     names = [name.strip() for chunk in only or [] for name in chunk.split(",") if name.strip()]
     try:
-        seconds = stack.up(names)
+        seconds = stack.up(names, cluster=spark_cluster)
     except KeyboardInterrupt:
         errors.print("interrupted; nothing of this start is left running.")
         raise typer.Exit(130) from None
@@ -274,6 +278,12 @@ def provision(
 
     stack = Stack(user_settings())
     stack.log_file(part)  # refuses an unknown name
+    if not stack.home.ports():  # where every part is external, no stack ever started here
+        stack.home.prepare()
+        stack.home.choose_ports(stack.settings)
+    reason = probe(part, stack.site()) if part in ("postgres", "s3", "sqs", "dynamodb") else None
+    if reason:
+        raise Transient(f"it does not work: {reason}", unit=part, next_step="start it, or correct its address.")
     create(part, stack.site())
     console.print(f"{part} holds all it must hold")
 

@@ -14,7 +14,7 @@ from lockstep.kernel.errors import LockstepError
 from lockstep.selftest.probe import await_result, submit
 from stack import jars, java
 from stack.environment import LOOPBACK
-from stack.health import aws_client
+from stack.health import aws_client, daemon_beats
 from stack.lifecycle import Stack
 
 DEEP_SECONDS = 300
@@ -72,6 +72,19 @@ def _parts(stack: Stack) -> Iterator[Finding]:
     for line in lines:
         words = line.address or "works" if line.healthy else f"{line.detail}; see `lockstep logs {line.name}`"
         yield Finding("ok" if line.healthy else "bad", line.name, words)
+    yield from _second_daemon(stack, [line.name for line in lines if line.healthy])
+
+
+def _second_daemon(stack: Stack, healthy: list[str]) -> Iterator[Finding]:
+    """Another daemon on the same Dagster storage: data is safe, but everything is asked for twice."""
+    if not {"postgres", "dagster-daemon"}.issubset(healthy):
+        return
+    beats = daemon_beats(stack.site(), since=stack.started("dagster-daemon"))
+    if len(beats) > 1:
+        words = (
+            f"{len(beats)} daemons work on one Dagster instance ({', '.join(sorted(beats))}); stop all but the stack's"
+        )
+        yield Finding("bad", "dagster-daemon", words)
 
 
 def _deep(stack: Stack) -> list[Finding]:

@@ -99,6 +99,29 @@ def _spark(site: Site) -> str | None:
     return None if rows == 1 else "the query gave no row"
 
 
+def _spark_master(site: Site) -> str | None:
+    state = _cluster(site)["status"]
+    return None if state == "ALIVE" else f"the master is {state}"
+
+
+def _spark_worker(number: int) -> Probe:
+    """A worker works when the master counts on it."""
+
+    def registered(site: Site) -> str | None:
+        port = site.ports[f"spark_worker_{number}"]
+        states = [worker["state"] for worker in _cluster(site)["workers"] if worker["port"] == port]
+        return None if "ALIVE" in states else "the master does not know it"
+
+    return registered
+
+
+def _cluster(site: Site) -> Any:
+    import httpx  # noqa: PLC0415
+
+    answer = httpx.get(f"http://{LOOPBACK}:{site.ports['spark_master_ui']}/json/", timeout=5)
+    return answer.raise_for_status().json()
+
+
 def _spark_channel(site: Site) -> Any:
     import grpc  # noqa: PLC0415
 
@@ -123,15 +146,22 @@ def _dagster(site: Site) -> str | None:
     return _http(f"http://{LOOPBACK}:{site.ports['dagster']}/server_info")
 
 
-def _dagster_daemon(site: Site, started: datetime | None) -> str | None:
-    """Read the heartbeats that the daemon leaves in its storage."""
+def daemon_beats(site: Site, since: datetime | None = None) -> dict[str, datetime]:
+    """The newest heartbeat of each Dagster daemon, by the id that a daemon gives itself when it starts."""
     import psycopg  # noqa: PLC0415
 
     with psycopg.connect(site.environment["LOCKSTEP_POSTGRES_DSN"], dbname="dagster", connect_timeout=3) as connection:
-        row = connection.execute("SELECT max(timestamp) FROM daemon_heartbeats").fetchone()
-    if row is None or row[0] is None:
+        rows = connection.execute("SELECT daemon_id, max(timestamp) FROM daemon_heartbeats GROUP BY 1").fetchall()
+    beats = {str(daemon): beat.replace(tzinfo=UTC) for daemon, beat in rows}
+    return {daemon: beat for daemon, beat in beats.items() if since is None or beat >= since}
+
+
+def _dagster_daemon(site: Site, started: datetime | None) -> str | None:
+    """Read the heartbeats that the daemon leaves in its storage."""
+    beats = daemon_beats(site)
+    if not beats:
         return "no heartbeat yet"
-    beat = row[0].replace(tzinfo=UTC)
+    beat = max(beats.values())
     if started is not None and beat < started:
         return "no heartbeat since its start"
     age = datetime.now(UTC) - beat
@@ -155,6 +185,9 @@ _PROBES: dict[str, Probe] = {
     "sqs": _sqs,
     "s3": _s3,
     "spark": _spark,
+    "spark-master": _spark_master,
+    "spark-worker-1": _spark_worker(1),
+    "spark-worker-2": _spark_worker(2),
     "dagster-code": _dagster_code,
     "dagster": _dagster,
     "relay": _service("relay"),

@@ -38,6 +38,10 @@ LISTENERS = (
     "readiness",
     "vault",
     "relay",
+    "spark_master",
+    "spark_master_ui",
+    "spark_worker_1",
+    "spark_worker_2",
 )
 
 
@@ -98,7 +102,7 @@ class Home:
         """Give every listener a port: the set one, else the one it had, else a free one. Only while stopped."""
         remembered, chosen = self.ports(), {}
         for name in LISTENERS:
-            fixed = getattr(settings, f"{name}_port")
+            fixed = getattr(settings, f"{name}_port", None)  # the cluster's ports cannot be set
             if fixed is not None and not is_free(fixed):
                 raise InvalidInput(
                     f"port {fixed} is taken{_taken_by(fixed)}.",
@@ -110,6 +114,19 @@ class Home:
             chosen[name] = fixed or kept or _free_port(set(chosen.values()))
         write_atomically(self.root / "ports.json", json.dumps(chosen, indent=1))
         return chosen
+
+    @property
+    def clustered(self) -> bool:
+        """Whether Spark runs here as a cluster; decided when the stack is started, and kept until it is stopped."""
+        return (self.root / "spark-cluster").exists()
+
+    def remember_cluster(self, clustered: bool) -> None:
+        """For the commands that follow: `status`, `restart`, `logs`."""
+        mark = self.root / "spark-cluster"
+        if clustered:
+            mark.touch()
+        else:
+            mark.unlink(missing_ok=True)
 
     def credentials(self) -> dict[str, str]:
         """The passwords of the embedded parts: made once, readable by the owner only."""

@@ -26,7 +26,7 @@ from stack import jars, orphans, parts
 from stack.environment import environment
 from stack.health import probe
 from stack.home import Home, write_atomically
-from stack.parts import PARTS, Part, Site
+from stack.parts import Part, Site
 from stack.provision import provision
 from stack.supervisor import Supervisor
 
@@ -60,17 +60,19 @@ class Stack:
 
     # --- up -----------------------------------------------------------------------------------------------------
 
-    def up(self, only: list[str] | None = None) -> float:
+    def up(self, only: list[str] | None = None, *, cluster: bool = False) -> float:
         """Start what is not running and wait until it is healthy; return the seconds it took.
 
+        With `cluster` (or the setting) Spark is a master with two workers, from the first start until `down`.
         Interrupted or not: either every part asked for is healthy afterwards, or (on Ctrl-C of a fresh start) no
         process is left.
         """
         started = time.monotonic()
-        wanted = parts.select(only or [], self.settings)
         with self._exclusive():
             supervisor = self._supervisor()
             fresh = supervisor is None
+            self._decide_cluster(cluster or self.settings.spark_cluster, fresh=fresh)
+            wanted = parts.select(only or [], self.settings, self._parts())
             try:
                 supervisor = supervisor or self._launch()
                 self._raise_parts(supervisor, wanted)
@@ -84,6 +86,25 @@ class Stack:
                 write_atomically(self.home.run / "started.json", json.dumps({"seconds": round(seconds, 1)}))
         return seconds
 
+    def _parts(self) -> tuple[Part, ...]:
+        return parts.all_parts(clustered=self.home.clustered)
+
+    def _decide_cluster(self, wanted: bool, *, fresh: bool) -> None:
+        if wanted and self.settings.external("spark"):
+            raise InvalidInput(
+                "Spark is a service of your own, so the stack cannot make a cluster of it.",
+                unit="spark",
+                next_step="unset LOCKSTEP_SPARK_REMOTE and LOCKSTEP_SPARK_MODE, or leave --spark-cluster out.",
+            )
+        if fresh:
+            self.home.remember_cluster(wanted)
+        elif wanted and not self.home.clustered:
+            raise InvalidInput(
+                "the stack runs with one Spark process.",
+                unit="spark",
+                next_step="stop it with `lockstep down`, then start it with --spark-cluster.",
+            )
+
     def _launch(self) -> Supervisor:
         left = orphans.end_all(self.home)
         if left:
@@ -94,14 +115,14 @@ class Stack:
         ports = self.home.choose_ports(self.settings)
         supervisor = Supervisor(self.home, ports["supervisor"])
         site = self.site()
-        embedded = [part for part in PARTS if not self.settings.external(part.name)]
+        embedded = [part for part in self._parts() if not self.settings.external(part.name)]
         supervisor.launch(site, embedded)
         return supervisor
 
     def _raise_parts(self, supervisor: Supervisor, wanted: list[Part]) -> None:
         """Start each part when its needs are ready; return when all are."""
         site, waiting = self.site(), {part.name: part for part in wanted}
-        ready = {part.name for part in PARTS if self.settings.external(part.name)}
+        ready = {part.name for part in self._parts() if self.settings.external(part.name)}
         asked: dict[str, float] = {}
         probes: dict[str, Future[str | None]] = {}
         with ThreadPoolExecutor(6, thread_name_prefix="health") as pool:
@@ -202,7 +223,7 @@ class Stack:
     def site(self) -> Site:
         """The stack's addresses, as the parts see them."""
         ports = self.home.ports()
-        return Site(self.settings, self.home, ports, environment(self.settings, self.home, ports))
+        return Site(self.settings, self.home, ports, environment(self.settings, self.home, ports), self.home.clustered)
 
     def running(self) -> Supervisor:
         """The supervisor, or a clear error if the stack is down."""
@@ -211,6 +232,10 @@ class Stack:
             raise Transient(f"no stack runs in {self.home.root}.", next_step="start one with `lockstep up`.")
         return supervisor
 
+    def started(self, part: str) -> datetime | None:
+        """When the process of a part began; None if it does not run."""
+        return _start_of(self.running().processes().get(part))
+
     def status(self) -> list[PartStatus]:
         """Every part: where it is, whether it works, how often it came back, what it weighs."""
         supervisor = self._supervisor()
@@ -218,9 +243,9 @@ class Stack:
         restarts = supervisor.restarts() if supervisor else {}
         if not self.home.ports():
             return []
-        site = self.site()
-        with ThreadPoolExecutor(len(PARTS)) as pool:
-            return list(pool.map(lambda part: self._status(part, site, states.get(part.name), restarts), PARTS))
+        site, known = self.site(), self._parts()
+        with ThreadPoolExecutor(len(known)) as pool:
+            return list(pool.map(lambda part: self._status(part, site, states.get(part.name), restarts), known))
 
     def _status(self, part: Part, site: Site, state: dict[str, Any] | None, restarts: dict[str, int]) -> PartStatus:
         external = self.settings.external(part.name)
@@ -251,7 +276,7 @@ class Stack:
 
     def log_file(self, part: str) -> Path:
         """The log of a part, or of the supervisor."""
-        names = [*(known.name for known in PARTS), "supervisor"]
+        names = [*(known.name for known in self._parts()), "supervisor"]
         if part not in names:
             raise InvalidInput(f"unknown part: {part}.", next_step=f"choose from {', '.join(names)}.")
         return self.home.logs / f"{part}.log"

@@ -12,13 +12,13 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 
 from lockstep.kernel.errors import InvalidInput, Terminal
 from lockstep.kernel.settings import PROJECT_ROOT, Settings
-from stack import classes, jars, java
+from stack import classes, cluster, daemon, jars, java
 from stack.environment import LOOPBACK, POSTGRES_USER, aws_credentials
 from stack.home import Home
 
@@ -33,6 +33,7 @@ class Site:
     home: Home
     ports: Mapping[str, int]
     environment: Mapping[str, str]
+    clustered: bool = False
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,7 @@ def spark_configuration(site: Site) -> dict[str, str]:
         "spark.scheduler.mode": "FAIR",
         "spark.scheduler.allocation.file": str(site.home.run / "fairscheduler.xml"),
     }
-    return configuration | _s3a(site)
+    return configuration | _s3a(site) | (cluster.driver_settings(site) if site.clustered else {})
 
 
 def _s3a(site: Site) -> dict[str, str]:
@@ -293,15 +294,11 @@ def _spark_prepare(site: Site) -> None:
     scratch = site.home.data("spark")
     shutil.rmtree(scratch / "local", ignore_errors=True)  # shuffle files of an earlier server are of no use
     (scratch / "local").mkdir(parents=True, exist_ok=True)
-    (site.home.run / "log4j2.properties").write_text(
-        "rootLogger.level = warn\nrootLogger.appenderRef.out.ref = out\n"
-        "appender.out.type = Console\nappender.out.name = out\nappender.out.target = SYSTEM_ERR\n"
-        "appender.out.layout.type = PatternLayout\n"
-        "appender.out.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex\n"
-    )
+    cluster.write_log_settings(site)
     (site.home.run / "fairscheduler.xml").write_text(
         '<?xml version="1.0"?>\n<allocations>\n'
-        '  <pool name="default"><schedulingMode>FAIR</schedulingMode></pool>\n</allocations>\n'
+        '  <pool name="default">\n    <schedulingMode>FAIR</schedulingMode><weight>1</weight><minShare>0</minShare>\n'
+        "  </pool>\n</allocations>\n"
     )
     lines = [f"{name} {value}" for name, value in spark_configuration(site).items()]
     (site.home.run / "spark.conf").write_text("\n".join(lines) + "\n")
@@ -447,7 +444,8 @@ PARTS = (
         name="dagster-daemon",
         kind="Dagster daemon",
         needs=("postgres", "dagster-code"),
-        command=lambda site: [_tool("dagster-daemon"), "run", *_workspace()],
+        prepare=lambda site: daemon.refuse_second(site.environment),
+        command=lambda site: [sys.executable, "-m", "stack.daemon", "run", *_workspace()],
         stop_seconds=20,
     ),
     _service("relay", "postgres", "sqs", "dynamodb"),
@@ -458,9 +456,47 @@ PARTS = (
 )
 
 
-def select(only: list[str], settings: Settings) -> list[Part]:
+def _worker(number: int) -> Part:
+    return Part(
+        name=f"spark-worker-{number}",
+        kind="Spark worker",
+        listener=f"spark_worker_{number}",
+        scheme="spark",
+        needs=(cluster.MASTER,),
+        prepare=lambda site: cluster.prepare_worker(site, number),
+        command=lambda site: cluster.worker_command(site, number),
+        environment=lambda site: _spark_environment(site) | cluster.worker_environment(site),
+        stop_seconds=20,
+    )
+
+
+CLUSTER_PARTS = (
+    Part(
+        name=cluster.MASTER,
+        kind="Spark master",
+        listener="spark_master",
+        scheme="spark",
+        prepare=cluster.prepare_master,
+        command=cluster.master_command,
+        environment=_spark_environment,
+        stop_seconds=20,
+    ),
+    *(_worker(number) for number in cluster.WORKERS),
+)
+
+
+def all_parts(*, clustered: bool) -> tuple[Part, ...]:
+    """Every part in start order; on a cluster the Connect server comes after master and workers."""
+    if not clustered:
+        return PARTS
+    needs = (cluster.MASTER, *cluster.WORKER_NAMES)
+    plain = [replace(part, needs=needs) if part.name == "spark" else part for part in PARTS]
+    return (*CLUSTER_PARTS, *plain)
+
+
+def select(only: list[str], settings: Settings, known: tuple[Part, ...] = PARTS) -> list[Part]:
     """The parts to start: all, or the named ones with what they need, without the external ones."""
-    by_name = {part.name: part for part in PARTS}
+    by_name = {part.name: part for part in known}
     unknown = sorted(set(only) - set(by_name))
     if unknown:
         raise InvalidInput(f"unknown part: {', '.join(unknown)}.", next_step=f"choose from {', '.join(by_name)}.")
@@ -474,4 +510,4 @@ def select(only: list[str], settings: Settings) -> list[Part]:
 
     for name in only or by_name:
         want(name)
-    return [part for part in PARTS if part.name in wanted and not settings.external(part.name)]
+    return [part for part in known if part.name in wanted and not settings.external(part.name)]

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from stack.lifecycle import Stack
 
 # Mutated copies of the tree run their tests on the stack of the tree they were copied from.
-TEST_HOME = Path(os.environ.get("LOCKSTEP_TEST_HOME", PROJECT_ROOT / ".lockstep-test"))
+CLUSTERED = os.environ.get("LOCKSTEP_TEST_SPARK_CLUSTER", "") not in ("", "0", "false")
+_DEFAULT_HOME = PROJECT_ROOT / (".lockstep-test-cluster" if CLUSTERED else ".lockstep-test")
+TEST_HOME = Path(os.environ.get("LOCKSTEP_TEST_HOME", _DEFAULT_HOME))
 DATA_PARTS = ["postgres", "dynamodb", "sqs", "s3", "spark"]
 
 # The user's own settings must not steer the tests.
@@ -33,8 +35,11 @@ for _name in [name for name in os.environ if name.startswith(("LOCKSTEP_", "AWS_
     if _name != "AWS_CA_BUNDLE":
         del os.environ[_name]
 os.environ["LOCKSTEP_HOME"] = str(TEST_HOME)
+if CLUSTERED:  # the same tests, with Spark as a master and two workers: make test-cluster
+    os.environ["LOCKSTEP_SPARK_CLUSTER"] = "true"
 # A test run is over before Java's second compiler has paid for itself: it would take a third of Spark's processor time.
-os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
+# The size of the code cache is the usual one, which Java cuts to a fifth with one compiler: Spark would die of it.
+os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,65 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import select
-import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
-
-from lockstep.kernel.settings import PROJECT_ROOT
+from tests.replicas import LOOPBACK, ServiceProcess
 from tests.ticks_world import World
 
-LOOPBACK = "127.0.0.1"
 
-
-class Replica:
-    """One process. `log` holds everything it said."""
+class Replica(ServiceProcess):
+    """One process of ingest on the world's database and buckets."""
 
     def __init__(self, world: World, log: Path, **variables: str) -> None:
-        with socket.socket() as free:
-            free.bind((LOOPBACK, 0))
-            port = free.getsockname()[1]
         assert world.settings.postgres_dsn is not None
         own = {
             "LOCKSTEP_POSTGRES_DSN": world.settings.postgres_dsn.get_secret_value(),
             "LOCKSTEP_TICKS_BUCKET": world.settings.ticks_bucket,
             "LOCKSTEP_LAKE_BUCKET": world.settings.lake_bucket,
-            "PYTHONPATH": str(PROJECT_ROOT),
         }
-        line = [sys.executable, "-m", "lockstep.cli", "serve", "ingest", "--host", LOOPBACK, "--port", str(port)]
-        self.log, self.url = log, f"http://{LOOPBACK}:{port}"
-        with log.open("ab") as sink:
-            self._child = subprocess.Popen(line, env=os.environ | own | variables, stdout=sink, stderr=sink)
-
-    def ready(self) -> Replica:
-        deadline = time.monotonic() + 90
-        while time.monotonic() < deadline and self._child.poll() is None:
-            with suppress(httpx.HTTPError):
-                if httpx.get(f"{self.url}/healthz", timeout=2).status_code == 200:
-                    return self
-            time.sleep(0.1)
-        raise AssertionError(f"the replica did not start: {self.log.read_text()[-2000:]}")
-
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        self._child.send_signal(number)
-
-    def ended(self, timeout: float = 60) -> int:
-        return self._child.wait(timeout)
-
-    def kill(self) -> None:
-        if self._child.poll() is None:
-            self._child.kill()
-            self._child.wait(30)
+        super().__init__("ingest", log, **(own | variables))
 
 
 @contextmanager

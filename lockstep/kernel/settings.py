@@ -196,6 +196,11 @@ class Settings(BaseSettings):
     spark_memory: str = Field(
         default="1g", pattern=r"^\d+[mg]$", description="Heap of the embedded Spark server.", examples=["1g"]
     )
+    spark_cluster: bool = Field(
+        default=False,
+        description="Start the embedded Spark as a standalone master with two workers, as `up --spark-cluster` does.",
+        examples=["false"],
+    )
     exports_reuse_window_days: int = Field(
         default=7,
         ge=0,

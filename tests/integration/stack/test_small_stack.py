@@ -128,6 +128,16 @@ def test_after_a_violent_death_of_the_supervisor_the_next_up_starts_clean(small_
     assert not [process for process in left if process.is_running()]
 
 
+def test_provisioning_an_external_part_needs_no_stack_and_says_what_is_wrong(small_home: Path) -> None:
+    """Guards a deployment: there every part is external, and no stack ever started in that home."""
+    answer = lockstep(
+        small_home, "provision", "postgres", LOCKSTEP_POSTGRES_DSN="postgresql://nobody@127.0.0.1:1/lockstep"
+    )
+    assert answer.returncode == 1
+    assert "it does not work: OperationalError" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
 def test_down_after_a_violent_death_of_the_supervisor_leaves_nothing(small_home: Path) -> None:
     assert lockstep(small_home, "up", "--only", "postgres").returncode == 0
     left = orphans.members(Home(small_home))
