@@ -43,6 +43,7 @@ def play(stage: Stage) -> None:
     name = f"demo-mart-{stage.token}"
     now = datetime.now(UTC)
     stage.links["what happened to the gated mart"] = f"{stage.url('readiness')}/api/pipelines/{name}/events"
+    ended: Mapping[str, Any] | None = None
     try:
         with _file(pipeline(name, targets.value, now)) as path:
             stage.command(SCENE, "readiness", "register", str(path))
@@ -50,7 +51,7 @@ def play(stage: Stage) -> None:
         ended = stage.wait(lambda: _ended(stage, name), f"the end of {name}")
         _examine(stage, name, ended, targets.value)
     finally:
-        _tidy(stage, name)
+        _tidy(stage, name, now, waits=ended is None)
 
 
 def pipeline(name: str, targets: Mapping[str, datetime], now: datetime) -> dict[str, Any]:
@@ -127,9 +128,10 @@ def _ended(stage: Stage, name: str) -> Mapping[str, Any] | None:
     return execution if execution["status"] in ("COMPLETED", "FAILED", "CANCELLED") else None
 
 
-def _tidy(stage: Stage, name: str) -> None:
+def _tidy(stage: Stage, name: str, day: datetime, *, waits: bool) -> None:
     """The pipeline was only for today. One that still waits is cancelled first."""
-    stage.run_quietly("readiness", "cancel", name, "--date", f"{datetime.now(UTC):%Y-%m-%d}", "--reason", "demo")
+    if waits:
+        stage.run_quietly("readiness", "cancel", name, "--date", f"{day:%Y-%m-%d}", "--reason", "demo")
     stage.run_quietly("readiness", "unregister", name)
 
 
