@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+from multiprocessing import forkserver
 from typing import Any
 
 PRELOADED = ["platform_assets.definitions", "pyspark.sql.connect.session", "pyarrow.csv"]
@@ -25,6 +26,7 @@ def fork_runs() -> None:
     def build_and_fork(self: Any, *arguments: Any, **options: Any) -> None:
         build(self, *arguments, **options)
         self._mp_ctx = context
+        forkserver.ensure_running()  # it imports now, not when the first run waits for it
 
     DagsterApiServer.__init__ = build_and_fork  # type: ignore[method-assign]
 
