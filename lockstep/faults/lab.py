@@ -347,7 +347,7 @@ class Lab:
         return Nemesis(self.seed, [], [], self._part_pid, self.part_names, deeds)
 
     def _part_pid(self, part: str) -> int | None:
-        return next((one.pid for one in self.stack.status() if one.name == part), None)
+        return int(self.stack.running().processes()[part]["pid"]) or None
 
     def _meddle(self, chance: random.Random, verb: str) -> bool:
         client = chance.choice(self.exports)
