@@ -47,7 +47,7 @@ _DOORS = {
 }
 # Longer than the leases of 30 s (a chunk), 60 s (a lane of windows or of silver) and 15 s (a lane of ingest).
 _PAUSES = {"exports": 36.0, "windows": 66.0, "silver": 66.0, "service": 20.0}
-_KEYS = ("ABC", "XYZ", "DEF")
+_KEYS = ("ABC", "XYZ", "K0001")
 _SMALL = "UPDATE demo.source_key SET rows_per_day = 40"
 
 _JOBS = """
