@@ -95,7 +95,7 @@ class Nemesis:
     def work(self) -> None:
         """Damage until it is over, then leave nothing damaged."""
         chance = random.Random(self.seed)  # noqa: S311  # reproducible on purpose
-        while not self.over.wait(chance.uniform(0.5, 2.5)):
+        while not self.over.wait(chance.uniform(0.3, 1.5)):
             for child in self.children:
                 child.revive()
             self._strike(chance)

@@ -51,6 +51,7 @@ class ToxicProxy:
     dose: Dose | None = None
     struck: Counter[str] = field(default_factory=Counter)
     """How many connections met each toxic: a toxic that met nobody was no fault."""
+    _serving: set[asyncio.Task[None] | None] = field(default_factory=set, repr=False)
 
     async def open(self) -> asyncio.Server:
         """Listen on a free port of this machine."""
@@ -59,6 +60,14 @@ class ToxicProxy:
         return server
 
     async def _serve(self, client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        self._serving.add(task)  # the loop itself refers to tasks only weakly
+        try:
+            await self._connect(client, back)
+        finally:
+            self._serving.discard(task)
+
+    async def _connect(self, client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         if self._is(Toxic.RESET):
             self._meet(Toxic.RESET)
             _abort(back)
