@@ -112,7 +112,7 @@ class Nemesis:
             child.revive()
 
     def faults(self) -> dict[str, int]:
-        """Faults by kind; a toxic counts once for each connection that met it."""
+        """Faults by kind; a toxic counts each time that it did something to a connection."""
         met: Counter[str] = Counter()
         for proxy in self.proxies:
             for toxic, count in proxy.struck.items():

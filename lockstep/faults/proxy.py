@@ -50,7 +50,7 @@ class ToxicProxy:
     port: int = 0
     dose: Dose | None = None
     struck: Counter[str] = field(default_factory=Counter)
-    """How many connections met each toxic: a toxic that met nobody was no fault."""
+    """How often each toxic did something to a connection: one that met nobody was no fault."""
     _serving: set[asyncio.Task[None] | None] = field(default_factory=set, repr=False)
 
     async def open(self) -> asyncio.Server:
@@ -116,6 +116,8 @@ class ToxicProxy:
             return await _send(target, data)
         if dose.toxic is Toxic.LOSE_ANSWER and not answers:
             return await _send(target, data)
+        if dose.toxic is Toxic.CUT and len(data) <= dose.amount:
+            return await _send(target, data)
         self._meet(dose.toxic)
         if dose.toxic is Toxic.LATENCY:
             await asyncio.sleep(dose.amount)
@@ -124,10 +126,9 @@ class ToxicProxy:
             while self._is(Toxic.BLACK_HOLE):  # nobody hears anything; what was sent meanwhile is gone
                 await asyncio.sleep(_LIFT_SECONDS)
             return False
-        if dose.toxic is Toxic.CUT and len(data) > dose.amount:
+        if dose.toxic is Toxic.CUT:
             await _send(target, data[: int(dose.amount)])
-            return False
-        return dose.toxic is Toxic.CUT and await _send(target, data)
+        return False
 
     def _is(self, toxic: Toxic) -> bool:
         return self.dose is not None and self.dose.toxic is toxic

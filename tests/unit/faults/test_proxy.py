@@ -109,3 +109,10 @@ def test_a_lifted_toxic_leaves_no_trace(proxy: ToxicProxy):
         _ask(proxy)
     proxy.dose = None
     assert _ask(proxy) == b"answer to hello\n"
+
+
+def test_a_cut_that_no_piece_reaches_is_no_fault(proxy: ToxicProxy):
+    """Guards the count: what passed whole was not damaged, and must not be reported as a fault."""
+    proxy.dose = Dose(Toxic.CUT, 1000)
+    assert _ask(proxy) == b"answer to hello\n"
+    assert not proxy.struck
