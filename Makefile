@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Tests use a stack of their own, so they run beside a stack that is up.
-WORKERS ?= 2
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help setup up down status demo lint check-defs format test test-long test-cluster bench lock lock-jars clean
@@ -22,7 +22,7 @@ down: setup ## Stop the embedded stack; data stays
 status: setup ## Show the parts, their addresses and memory
 	@$(BIN)/lockstep status
 
-demo: setup ## Run the platform's main job on the embedded stack
+demo: setup ## Play the whole platform and prove every claim
 	@$(BIN)/lockstep demo
 
 lint: setup ## Format check, lint, types, definitions

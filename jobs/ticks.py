@@ -9,7 +9,7 @@ from __future__ import annotations
 import dagster as dg
 
 from jobs.lanes import LANE_TAG
-from lockstep.ticks.silver.model import DAILY_ASSET, SESSIONS_ASSET, SILVER_ASSET
+from lockstep.ticks.silver.model import DAILY_ASSET, REPORT_ASSET, SESSIONS_ASSET, SILVER_ASSET
 
 silver_ticks_job = dg.define_asset_job(
     name="silver_ticks_job",
@@ -20,8 +20,8 @@ silver_ticks_job = dg.define_asset_job(
 
 ticks_gold_job = dg.define_asset_job(
     name="ticks_gold_job",
-    selection=dg.AssetSelection.assets(DAILY_ASSET, SESSIONS_ASSET),
-    description="Fold newly applied ticks into the tables for analysts.",
+    selection=dg.AssetSelection.assets(DAILY_ASSET, SESSIONS_ASSET, REPORT_ASSET),
+    description="Fold newly applied ticks into the tables for analysts, and carry these over to PostgreSQL.",
     tags={LANE_TAG: "ticks_gold"},
     executor_def=dg.in_process_executor,
 )

@@ -38,6 +38,7 @@ def _register_rooms() -> None:
     """The commands of the rooms beside the stack: each brings its own."""
     from bench.cli import bench  # noqa: PLC0415
     from lockstep.exports.cli import app as exports  # noqa: PLC0415
+    from lockstep.faults.cli import faults  # noqa: PLC0415
     from lockstep.readiness.cli import app as readiness  # noqa: PLC0415
     from lockstep.ticks.agent.cli import agent  # noqa: PLC0415
     from lockstep.ticks.cli import ticks  # noqa: PLC0415
@@ -55,6 +56,7 @@ def _register_rooms() -> None:
     app.add_typer(agent)
     app.add_typer(silver)
     app.add_typer(readiness, name="readiness")
+    app.add_typer(faults)
     app.add_typer(docs)
     app.command()(bench)
 

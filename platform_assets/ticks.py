@@ -13,9 +13,17 @@ from pydantic import Field
 from lockstep.kernel.errors import InvalidInput, LockstepError
 from lockstep.kernel.settings import load_settings
 from lockstep.ticks.silver import operations
-from lockstep.ticks.silver.gold import Gold, bounds, days_of
+from lockstep.ticks.silver.gold import bounds, days_of
 from lockstep.ticks.silver.metrics import dead_letter_age
-from lockstep.ticks.silver.model import BRONZE_ASSET, DAILY_ASSET, SESSIONS_ASSET, SILVER_ASSET, Applied
+from lockstep.ticks.silver.model import (
+    BRONZE_ASSET,
+    DAILY_ASSET,
+    REPORT_ASSET,
+    SESSIONS_ASSET,
+    SILVER_ASSET,
+    Applied,
+)
+from lockstep.ticks.silver.report import SCHEMA as REPORT_SCHEMA
 from lockstep.ticks.silver.store import Actor
 from lockstep.ticks.silver.worker import Report
 from platform_assets.tick_events import (
@@ -182,9 +190,8 @@ def _result(silver: Silver, report: Report, own: str | None) -> dg.MaterializeRe
 )
 def ticks_daily(context: dg.AssetExecutionContext, spark: SparkResource) -> dg.MaterializeResult:
     """Make the run's day anew, or the days of what was applied since the last run."""
-    settings = load_settings()
-    with open_silver(settings, application_name="lockstep-gold-run") as silver:
-        gold = Gold(spark.spark_session, settings.lake_bucket)
+    with open_silver(load_settings(), application_name="lockstep-gold-run") as silver:
+        gold = silver.gold(spark.spark_session)
         if context.has_partition_key:
             day = date.fromisoformat(context.partition_key)
             rows = gold.load_day(day, silver.store.applied_of_day(*bounds(day)))
@@ -209,11 +216,33 @@ def ticks_daily(context: dg.AssetExecutionContext, spark: SparkResource) -> dg.M
 )
 def agent_sessions(context: dg.AssetExecutionContext, spark: SparkResource) -> dg.MaterializeResult:
     """Fold what was applied since the last run into the sessions."""
-    settings = load_settings()
-    with open_silver(settings, application_name="lockstep-gold-run") as silver:
+    with open_silver(load_settings(), application_name="lockstep-gold-run") as silver:
         moved = list(silver.store.applied_pages(_cursor(context, SESSIONS_ASSET)))
-    changed = Gold(spark.spark_session, settings.lake_bucket).fold_sessions(moved)
+        changed = silver.gold(spark.spark_session).fold_sessions(moved)
     return _folded(moved, {"sessions_changed": changed})
+
+
+@dg.asset(
+    name=REPORT_ASSET,
+    deps=[DAILY_ASSET, SESSIONS_ASSET],
+    group_name="ticks",
+    kinds={"spark", "postgres"},
+    owners=OWNERS,
+    pool=f"lane_{GOLD_LANE}",
+    metadata={"dagster/relation_identifier": f"lockstep.{REPORT_SCHEMA}.daily"},
+    description=(
+        "Gold in PostgreSQL: ticks_report.daily has the days, ticks_report.agent_sessions shows the newest sessions. "
+        "Each version of gold is carried over once, whole."
+    ),
+)
+def ticks_report(context: dg.AssetExecutionContext, spark: SparkResource) -> dg.MaterializeResult:
+    """Carry over the days that moved since the last run, and the sessions."""
+    with open_silver(load_settings(), application_name="lockstep-gold-run") as silver:
+        moved = list(silver.store.applied_pages(_cursor(context, REPORT_ASSET)))
+        report = silver.report(spark.spark_session)
+        found = report.publish(days_of(moved), run=context.run_id, now=silver.clock.now())
+    days = {day.isoformat(): rows for day, rows in found.day_rows.items()}
+    return _folded(moved, {"day_rows": days, "sessions_version": found.sessions or ""})
 
 
 def _cursor(context: dg.AssetExecutionContext, asset: str) -> datetime:
@@ -299,5 +328,5 @@ def silver_lag_check(alerts: AlertsResource) -> dg.AssetCheckResult:
     )
 
 
-assets = [bronze_ticks, silver_ticks, ticks_daily, agent_sessions, tick_housekeeping]
+assets = [bronze_ticks, silver_ticks, ticks_daily, agent_sessions, ticks_report, tick_housekeeping]
 checks = [dead_letters_check, silver_lag_check]

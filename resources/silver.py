@@ -16,8 +16,10 @@ from lockstep.kernel.lease import LeaseStore
 from lockstep.kernel.postgres import on_connect, pool
 from lockstep.kernel.settings import Settings
 from lockstep.ticks.silver.dispatch import DispatchTable
+from lockstep.ticks.silver.gold import Gold
 from lockstep.ticks.silver.intake import Intake
 from lockstep.ticks.silver.queue import TickQueue
+from lockstep.ticks.silver.report import Report
 from lockstep.ticks.silver.store import SilverStore
 from lockstep.ticks.silver.tables import SilverTables
 from lockstep.ticks.silver.worker import Settler, SilverWorker
@@ -54,6 +56,15 @@ class Silver:
     def settler(self) -> Settler:
         """Says DONE for what is in silver; needs no Spark."""
         return Settler(self.dispatches, self.queue, self.clock)
+
+    def gold(self, spark: SparkSession) -> Gold:
+        """The tables for analysts, in the lake."""
+        return Gold(spark, self.settings.lake_bucket)
+
+    def report(self, spark: SparkSession) -> Report:
+        """The same for readers with SQL, in PostgreSQL."""
+        assert self.settings.postgres_dsn is not None  # noqa: S101  # `open_silver` has refused that
+        return Report(spark, self.gold(spark), self.settings.postgres_dsn)
 
 
 @contextmanager

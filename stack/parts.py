@@ -297,7 +297,8 @@ def _spark_prepare(site: Site) -> None:
     cluster.write_log_settings(site)
     (site.home.run / "fairscheduler.xml").write_text(
         '<?xml version="1.0"?>\n<allocations>\n'
-        '  <pool name="default"><schedulingMode>FAIR</schedulingMode></pool>\n</allocations>\n'
+        '  <pool name="default">\n    <schedulingMode>FAIR</schedulingMode><weight>1</weight><minShare>0</minShare>\n'
+        "  </pool>\n</allocations>\n"
     )
     lines = [f"{name} {value}" for name, value in spark_configuration(site).items()]
     (site.home.run / "spark.conf").write_text("\n".join(lines) + "\n")
@@ -344,7 +345,9 @@ def _dagster_prepare(site: Site) -> None:
 
 def _code_command(site: Site) -> list[str]:
     return [
-        _tool("dagster"),
+        sys.executable,
+        "-m",
+        "stack.code_server",
         *(
             "api",
             "grpc",

@@ -30,7 +30,7 @@ def world(stack: Any, spark: Any) -> Iterator[World]:
     with psycopg.connect(state, autocommit=True) as admin:
         admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         dsn = state.rsplit("/", 1)[0] + f"/{name}"
-        for package in ("lockstep.kernel", "lockstep.ticks", "lockstep.ticks.silver"):
+        for package in ("lockstep.kernel", "lockstep.idempotency", "lockstep.ticks", "lockstep.ticks.silver"):
             migrate(dsn, package)
         with pool(dsn, application_name="silver-test", max_size=4) as source:
             made = World(

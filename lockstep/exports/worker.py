@@ -135,6 +135,7 @@ class Worker:
         *,
         place: Place,
         limits: Limits | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._claims = claims
         self._source = source
@@ -142,6 +143,7 @@ class Worker:
         self._pulse = pulse
         self._place = place
         self._limits = limits or Limits()
+        self._clock = clock or SystemClock()
 
     def work(self, batch_id: str, *, stop: Callable[[], bool] = lambda: False, tally: Tally | None = None) -> Tally:
         """Take chunks of a batch until none is left to take, or until `stop`. `tally` is added to, if given."""
@@ -255,7 +257,7 @@ class Worker:
             cancelled=isinstance(error, Cancelled),
         )
         try:
-            _TELLING.call(lambda: self._claims.fail(claim, str(error), decision))
+            _TELLING.call(lambda: self._claims.fail(claim, str(error), decision), clock=self._clock)
         except LostClaim:
             tally.lost += 1
             return True

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from lockstep.kernel.errors import InvalidInput
 from lockstep.kernel.settings import load_settings
-from lockstep.readiness import asl, codec, config
+from lockstep.readiness import asl, codec, config, yamlfile
 from lockstep.readiness.control import NotReady
 from lockstep.readiness.explain import explain as explained
 from lockstep.readiness.model import Execution, Key, ReadinessStatus, Reason, RunStatus, TraitStatus, parse_key
@@ -243,6 +243,29 @@ def push(
     result = deployment.control.push(pipeline, trait, TraitStatus(answer), value=data, ttl=life, key=key)
     whose = f"{key}" if key else f"every execution of {pipeline}"
     _say(codec.encode_result(result) if as_json else f"{trait} is {answer} for {whose}, for {ttl} s")
+
+
+@app.command()
+def register(
+    file: Annotated[Path, typer.Argument(help="A pipeline as YAML or JSON, as POST /api/pipelines takes it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Take a pipeline into the table, now and without a file in the configuration. The same name again changes it."""
+    document = yamlfile.read(file)
+    if document.problems or not isinstance(document.data, dict):
+        problems = document.problems or (f"{file.name}:1: must be a mapping of fields",)
+        raise InvalidInput("the pipeline is refused.", unit=str(file), problems=problems)
+    plan = _deployment().catalogue.register(document.data)
+    _say({"pipelineId": plan.pipeline} if as_json else f"{plan.pipeline} is registered; the next tick looks at it.")
+
+
+@app.command()
+def unregister(pipeline: Pipeline, as_json: AsJson = False) -> None:
+    """Remove a pipeline that was registered and has nothing open. Its history stays."""
+    deployment = _deployment()
+    deployment.control.plan(pipeline)
+    deployment.catalogue.unregister(pipeline)
+    _say({"pipelineId": pipeline, "removed": True} if as_json else f"{pipeline} is gone; its history stays.")
 
 
 # --- driving ---------------------------------------------------------------------------------------------------------

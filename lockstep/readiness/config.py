@@ -85,7 +85,8 @@ def _duration(value: Any) -> Any:
     return length
 
 
-def _catch_up(length: timedelta) -> timedelta:
+def _catch_up(value: Any) -> Any:
+    length = timedelta(0) if value == "0s" else _duration(value)
     if length > LONGEST_CATCH_UP:
         raise ValueError(f"at most {LONGEST_CATCH_UP.days}d; open older dates with `lockstep readiness backfill`")
     return length
@@ -218,10 +219,13 @@ class MonitoringFields(_Fields):
 
 
 class WatchFields(_Fields):
-    """How often the pipeline is looked at; `catchUp`: how far back its executions begin when it is first deployed."""
+    """How often the pipeline is looked at; `catchUp`: how far back its executions begin when it is first deployed.
+
+    Absent: with the execution whose time it is. 0s: with the next one.
+    """
 
     enabled: bool = True
-    catch_up: Annotated[Duration, AfterValidator(_catch_up)] | None = None
+    catch_up: Annotated[timedelta, BeforeValidator(_catch_up)] | None = None
     interval: Duration = timedelta(seconds=30)
     poll_interval: Duration = timedelta(seconds=30)
     run_timeout: Duration = timedelta(hours=4)
@@ -646,7 +650,7 @@ def resolve(fields: PipelineFields, archetype: ArchetypeFields, calendars: Mappi
         poll_interval=fields.watch.poll_interval,
         run_timeout=fields.watch.run_timeout,
         watched=fields.watch.enabled,
-        catch_up=fields.watch.catch_up or timedelta(0),
+        catch_up=fields.watch.catch_up,
         dry_run=fields.dry_run,
         tier=fields.tier,
         archetype=archetype.name,

@@ -336,7 +336,7 @@ class Plan(NamedTuple):
     poll_interval: timedelta = timedelta(seconds=30)
     run_timeout: timedelta = timedelta(hours=4)
     watched: bool = True
-    catch_up: timedelta = timedelta(0)
+    catch_up: timedelta | None = None
     dry_run: bool = False
     tier: int = 3
     archetype: str = ""

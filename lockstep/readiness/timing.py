@@ -145,9 +145,9 @@ def first_starts(plan: Plan, now: datetime) -> dict[str, datetime]:
     """From when on each schedule of a newly deployed pipeline counts.
 
     The execution whose time it is now, and all that follow: a deployment at 10:20 opens this hour and not the whole
-    day before it. A pipeline that asks for catch-up begins that much earlier.
+    day before it. A pipeline that asks for catch-up begins that much earlier; one that asks for none, with the next.
     """
-    if plan.catch_up:
+    if plan.catch_up is not None:
         return {schedule.name: now - plan.catch_up for schedule in plan.schedules}
     latest = {schedule.name: activation(schedule, latest_date(schedule, now)) for schedule in plan.schedules}
     current = max(latest.values())

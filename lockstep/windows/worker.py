@@ -38,7 +38,6 @@ Refetch = Callable[[QueueRow], bool]
 """Asks the source for a window once more; True if the queue row points at other raw files now."""
 Alarm = Callable[[Window, int, LockstepError], None]
 """Tells people that a window failed, under which fence and why."""
-_MIRROR_SECONDS = 0.3
 _REPAIR_BACK = timedelta(days=2)  # more windows than a mirror can be behind
 
 
@@ -51,6 +50,7 @@ class DrainPolicy:
     batch: int = 96
     max_windows: int = 4000
     max_seconds: float = 1500.0
+    mirror_seconds: float = 0.3
     retry: RetryPolicy = field(
         default_factory=lambda: RetryPolicy(max_attempts=4, base_seconds=0.5, cap_seconds=10, budget_seconds=60)
     )
@@ -227,7 +227,7 @@ class _Drain:
         self._progress = progress
         self._watermark = claim.watermark
         self._report = DrainReport(claim.vault, watermark=claim.watermark)
-        self._mirror = _Mirror(worker.ledger, claim)
+        self._mirror = _Mirror(worker.ledger, claim, every=worker.policy.mirror_seconds)
         self._schema = vault_schema(claim.vault)
         self._started = worker.clock.monotonic()
 
@@ -393,8 +393,9 @@ class _Drain:
 class _Mirror:
     """Shows commits in the queue from a thread of its own: DynamoDB must not slow the lane, nor stop it."""
 
-    def __init__(self, ledger: WindowLedger, claim: Claim) -> None:
+    def __init__(self, ledger: WindowLedger, claim: Claim, *, every: float) -> None:
         self._ledger = ledger
+        self._every = every
         self._fence = claim.fence
         self._waiting: list[Window] = []
         self._lock = threading.Lock()
@@ -427,5 +428,5 @@ class _Mirror:
                 _log.warning("queue rows not updated, the next drain repairs them", error=str(error))
 
     def _keep_flushing(self) -> None:
-        while not self._stop.wait(_MIRROR_SECONDS):
+        while not self._stop.wait(self._every):
             self.flush()

@@ -17,6 +17,7 @@ BRONZE_ASSET = "bronze_ticks"
 SILVER_ASSET = "silver_ticks"
 DAILY_ASSET = "ticks_daily"
 SESSIONS_ASSET = "agent_sessions"
+REPORT_ASSET = "ticks_report"
 
 SILVER_PREFIX = "silver"
 GOLD_PREFIX = "gold"

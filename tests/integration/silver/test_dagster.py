@@ -105,6 +105,8 @@ def test_gold_and_housekeeping_follow_and_the_checks_see_what_is_wrong(deployed:
     assert day in _green(instance, "ticks_daily")
     path = f"s3a://{world.lake}/gold/ticks_daily"
     assert world.spark.read.format("delta").load(path).where(f"project_id = '{project.project_id}'").count() == 1
+    reported = "SELECT ticks FROM ticks_report.daily WHERE project_id = %s"
+    assert world.ask(reported, project.project_id) == [(1,)]
     with open_silver(_settings(), application_name="test") as silver:
         assert silver.dead_letters.depth().total == 1
 

@@ -7,9 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from lockstep.idempotency import proxy
+from lockstep.kernel.errors import LostClaim
 from lockstep.ticks.model import Mode
 from lockstep.ticks.silver.gold import Gold, daily_rows
 from lockstep.ticks.silver.model import Applied
+from lockstep.ticks.silver.report import SESSIONS, Report
 from tests.silver_world import World
 
 pytestmark = pytest.mark.stack
@@ -49,3 +52,33 @@ def test_sessions_grow_join_and_ignore_repeats(world: World):
     gold.fold_sessions([_applied(2, NOON + timedelta(minutes=50), "s"), _applied(1, NOON, "s")])
     (joined,) = world.spark.read.format("delta").load(gold.sessions).where("user = 's'").collect()
     assert (joined.key, joined.events) == (first.key, 3)
+
+
+def test_the_report_holds_what_gold_holds_and_a_repeat_changes_nothing(world: World):
+    """Guards readers with SQL: a day is replaced, the name is always there, one move for each version of gold."""
+    gold, day = Gold(world.spark, world.lake), NOON.date()
+    report = Report(world.spark, gold, world.dsn)
+    gold.load_day(day, [_applied(1, NOON, "r"), _applied(1, NOON, "r2")])
+    gold.fold_sessions([_applied(1, NOON, "r")])
+    first = report.publish([day], run="one", now=NOON)
+    assert first.day_rows == {day: 2}
+    again = report.publish([day], run="two", now=NOON)
+    assert again == first
+    gold.load_day(day, [_applied(number, NOON, "r") for number in (1, 2, 3)])
+    gold.fold_sessions([_applied(2, NOON + timedelta(minutes=5), "r")])
+    second = report.publish([day], run="three", now=NOON)
+    assert second.sessions != first.sessions
+    assert world.ask("SELECT project_id, ticks, rows FROM ticks_report.daily WHERE day = %s", day) == [("r", 3, 30)]
+    shown = world.ask("SELECT ticks, first FROM ticks_report.agent_sessions WHERE project_id = 'r'")
+    assert shown == [(2, NOON)]
+    with world.source.connection() as connection:
+        assert [one.name for one in proxy.moves(connection, SESSIONS)] == [second.sessions, first.sessions]
+
+
+def test_an_older_gold_never_replaces_a_newer_one_in_the_report(world: World):
+    gold, day = Gold(world.spark, world.lake), NOON.date() + timedelta(days=1)
+    gold.load_day(day, [_applied(1, NOON + timedelta(days=1), "old")])
+    Report(world.spark, gold, world.dsn).publish_day(day, run="one")
+    world.ask("UPDATE idempotency.ledger SET generation = generation + 10 WHERE unit = %s RETURNING 1", day.isoformat())
+    with pytest.raises(LostClaim, match="was applied; nothing was changed"):
+        Report(world.spark, gold, world.dsn).publish_day(day, run="two")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from lockstep.kernel.errors import InvalidInput, LockstepError
 from lockstep.readiness import cli, config
 from lockstep.readiness.catalogue import Catalogue
-from lockstep.readiness.control import NotFound
+from lockstep.readiness.control import Control, NotFound
 from lockstep.readiness.model import ExclusionPlan, IllegalTransition, RetryPlan, RunStatus, SchedulePlan
 from resources.readiness import Deployment
 from tests.unit.readiness.builders import DAY, KEY
@@ -262,3 +263,37 @@ def test_validate_counts_what_is_there_and_lists_every_problem(call: Call, tmp_p
 
 def test_export_asl_writes_the_machine(call: Call, tmp_path: Path):
     assert "statemachine.asl.json" in call("export-asl", str(tmp_path))
+
+
+@pytest.fixture
+def catalogue(world: World, monkeypatch: pytest.MonkeyPatch) -> Catalogue:
+    """The shipped configuration over the world's store, as `register` and `unregister` see it."""
+    found = Catalogue(config.load([config.shipped_folder()]), world.store, world.clock)
+    plane = replace(world.plane, plans=found.plans)
+    control = Control(plane, world.driver)
+    deployment = Deployment(plane, found, world.driver, control, world.watchdog, dynamodb=None, table="")
+    monkeypatch.setattr(cli, "_deployment", lambda: deployment)
+    return found
+
+
+def test_a_pipeline_is_registered_from_a_file_and_removed_by_its_name(catalogue: Catalogue, tmp_path: Path):
+    path = tmp_path / "gate.yaml"
+    path.write_text(
+        "name: gate\narchetype: platform-gate\ntraits: {progress: {evaluator: 'builtin:table-reachable'}}\n"
+        "trigger: {type: gate}\nschedules: [{name: daily, after: '03:00', timezone: UTC}]\n"
+    )
+    said = CliRunner().invoke(cli.app, ["register", str(path), "--json"])
+    assert (said.exit_code, json.loads(said.output)) == (0, {"pipelineId": "gate"})
+    assert "gate" in catalogue.plans()
+    assert CliRunner().invoke(cli.app, ["unregister", "gate"]).exit_code == 0
+    assert "gate" not in catalogue.plans()
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "name: [", "name: gate\narchetype: none\n"])
+def test_a_file_that_is_no_pipeline_is_refused_and_nothing_changes(catalogue: Catalogue, tmp_path: Path, text: str):
+    path = tmp_path / "gate.yaml"
+    path.write_text(text)
+    done = CliRunner().invoke(cli.app, ["register", str(path)])
+    assert isinstance(done.exception, InvalidInput)
+    assert done.exception.problems
+    assert "gate" not in catalogue.plans()

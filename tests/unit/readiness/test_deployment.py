@@ -53,6 +53,15 @@ def test_catch_up_begins_as_far_back_as_is_configured():
     assert _opened(days) == ["2026-03-08 daily", "2026-03-09 daily", "2026-03-10 daily"]
 
 
+def test_a_catch_up_of_nothing_begins_with_the_next_execution():
+    """Guards the first minute of a fresh platform: nightly jobs of a night before it keep its queue busy."""
+    daily = World(pipeline(schedules=(SchedulePlan("daily", "11:00"),), catch_up=timedelta(0)), now=AT)
+    daily.tick()
+    assert _opened(daily) == []
+    daily.tick(seconds=3600)
+    assert _opened(daily) == ["2026-03-10 daily"]
+
+
 def test_what_was_due_while_nobody_drove_is_opened_afterwards():
     """Guards an outage: the beginning of a pipeline is when it was deployed, not when the driver came back."""
     world = World(pipeline(schedules=HOURLY), now=AT)
@@ -138,5 +147,7 @@ def test_catch_up_is_configured_as_a_duration_of_at_most_a_month(tmp_path: Path)
     clock, store = FakeClock(AT), Store(MemoryTable())
     plan: Plan = _catalogue(tmp_path, store, clock, "[{every: hour}]\nwatch: {catchUp: 6h}").registry.plan("sales")
     assert plan.catch_up == timedelta(hours=6)
+    none: Plan = _catalogue(tmp_path, store, clock, "[{every: hour}]\nwatch: {catchUp: 0s}").registry.plan("sales")
+    assert none.catch_up == timedelta(0)
     with pytest.raises(InvalidInput, match="backfill"):
         _catalogue(tmp_path, store, clock, "[{every: hour}]\nwatch: {catchUp: 60d}")

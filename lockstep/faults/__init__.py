@@ -1,0 +1,1 @@
+"""Faults on purpose: histories, a checker, a seeded simulation of the domain code, and a lab on real parts."""
