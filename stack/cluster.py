@@ -39,7 +39,7 @@ def driver_settings(site: Site) -> dict[str, str]:
         "spark.master": address(site),
         "spark.executor.memory": EXECUTOR_MEMORY,
         "spark.executor.cores": str(WORKER_CORES),
-        "spark.executor.extraJavaOptions": f"-Dlog4j2.configurationFile={_log_settings(site)}",
+        "spark.executor.extraJavaOptions": f"{java.SPARK_CODE} -Dlog4j2.configurationFile={_log_settings(site)}",
     }
 
 

@@ -21,6 +21,9 @@ _LOCK = (1819042676, 1684106606)  # "lock", "dagn": a pair that nobody else uses
 _PATIENCE_SECONDS = 5.0  # a daemon that has just died may hold its lock for a moment
 _KEEP_SECONDS = 5.0
 
+# Without these the database would keep the lock of a machine that lost its power for two hours.
+_NOTICE_THE_DEAD = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
+
 _TAKE = "SELECT pg_try_advisory_lock(%s, %s)"
 _HOLDER = """
 SELECT a.application_name, host(a.client_addr), a.backend_start
@@ -109,7 +112,7 @@ def _connect(variables: Mapping[str, str], name: str) -> psycopg.Connection:
         application_name=name[:63],
         connect_timeout=5,
         autocommit=True,
-        keepalives_idle=10,
+        options=_NOTICE_THE_DEAD,
     )
 
 

@@ -308,6 +308,7 @@ def _spark_command(site: Site) -> list[str]:
     return [
         java.java(),
         f"-Xmx{site.settings.spark_memory}",
+        java.SPARK_CODE,
         *java.SPARK_OPENS,
         f"-Dlog4j2.configurationFile={site.home.run / 'log4j2.properties'}",
         "-Dio.netty.tryReflectionSetAccessible=true",

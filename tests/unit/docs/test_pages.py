@@ -62,3 +62,16 @@ def _exists(command: click.Command, line: str) -> bool:
     known |= {"--help", "-h"}
     given = {word.strip("[],.").split("=")[0] for word in words if word.strip("[").startswith("-")}
     return given <= known
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    """Guards a page that nobody finds, and an index that forgot one."""
+    reached: set[Path] = set()
+    left = [PROJECT_ROOT / "README.md"]
+    while left:
+        page = left.pop()
+        if page in reached or page.suffix != ".md" or not page.exists():
+            continue
+        reached.add(page)
+        left += [(page.parent / link.partition("#")[0]).resolve() for link in links(page) if not link.startswith("#")]
+    assert [name_of(page) for page in PAGES if page not in reached] == []
