@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -149,12 +150,17 @@ def browser(width: int = 1280, height: int = 800) -> Iterator[Page]:
                 page._call("Page.enable")
                 yield page
         finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the browser with all its children: one that is left would write its profile again while it is removed."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # its own group, see start_new_session
+    process.wait()
 
 
 def _address(process: subprocess.Popen[bytes], profile: Path) -> str:
