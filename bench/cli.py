@@ -20,6 +20,14 @@ def bench(
     part: Annotated[str | None, typer.Argument(help="One part; all of them if absent.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller data; the same ratios, with more noise.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--page",
+            metavar="docs/performance.md",
+            help="Also write the page with its plots; parts that did not run keep what the .json beside it holds.",
+        ),
+    ] = None,
 ) -> None:
     """Measure each part against its baselines in the same run and print the ratios."""
     if part is not None and part not in PARTS:
@@ -32,3 +40,8 @@ def bench(
         results[name] = result.as_json()
     if json_file:
         json_file.write_text(json.dumps(results, indent=2))
+    if page:
+        from bench.performance import write  # noqa: PLC0415  # only this needs the plotting library
+
+        for made in write(page, results):
+            console.print(f"  wrote {made}", highlight=False)

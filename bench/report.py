@@ -21,6 +21,7 @@ from rich.table import Table
 
 # The parts in the order they run; each is a module bench.<name> with `run(context: Context) -> Result`.
 PARTS: tuple[str, ...] = ("idempotency", "windows", "exports", "ticks", "readiness")
+_NOISE_TURNS, _NOISE_WORK = 15, 300_000
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,11 @@ class Result:
             self.targets[name] = target
 
     def as_json(self) -> dict[str, Any]:
-        """The machine's form: `{"ratios", "targets", "samples", "machine"}`."""
+        """The machine's form: `{"ratios", "targets", "directions", "samples", "machine"}`."""
         return {
             "ratios": {name: round(value, 4) for name, value in self.ratios.items()},
-            "targets": {name: str(target) for name, target in self.targets.items()},
+            "targets": {name: target.value for name, target in self.targets.items()},
+            "directions": {name: "at least" if one.at_least else "at most" for name, one in self.targets.items()},
             "samples": self.samples,
             "machine": machine(),
         }
@@ -78,7 +80,14 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.system(),
         "load": [round(value, 2) for value in os.getloadavg()],
+        "noise": round(noise(), 3),
     }
+
+
+def noise() -> float:
+    """How far equal work differs in time on this machine now: slowest over fastest of some short turns, less one."""
+    turns = repeated(_NOISE_TURNS, lambda: sum(range(_NOISE_WORK)))
+    return max(turns) / min(turns) - 1
 
 
 def seconds(action: Callable[[], Any]) -> float:

@@ -6,6 +6,7 @@ Only composition lives here. A pipeline's commands are in its own `cli.py`; the 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import typer
 
@@ -26,7 +27,7 @@ def main() -> None:
         from stack import cli as stack_cli  # noqa: PLC0415  keeps `import lockstep` free of the stack
 
         stack_cli.register(app)
-        _register_rooms()
+        _register_rooms(sys.argv[1] if len(sys.argv) > 1 else "")
         app()
     except LockstepError as error:
         sys.exit(stack_cli.explain(error))
@@ -34,31 +35,37 @@ def main() -> None:
         sys.exit(130)
 
 
-def _register_rooms() -> None:
-    """The commands of the rooms beside the stack: each brings its own."""
-    from bench.cli import bench  # noqa: PLC0415
-    from lockstep.exports.cli import app as exports  # noqa: PLC0415
-    from lockstep.faults.cli import faults  # noqa: PLC0415
-    from lockstep.readiness.cli import app as readiness  # noqa: PLC0415
-    from lockstep.ticks.agent.cli import agent  # noqa: PLC0415
-    from lockstep.ticks.cli import ticks  # noqa: PLC0415
-    from lockstep.ticks.silver.cli import silver  # noqa: PLC0415
-    from lockstep.vaults.cli import vaults  # noqa: PLC0415
-    from lockstep.vaultsim.cli import vault  # noqa: PLC0415
-    from lockstep.windows.cli import windows  # noqa: PLC0415
-    from services.cli import docs  # noqa: PLC0415
+_ROOMS = {
+    "windows": "lockstep.windows.cli:windows",
+    "vaults": "lockstep.vaults.cli:vaults",
+    "vault": "lockstep.vaultsim.cli:vault",
+    "exports": "lockstep.exports.cli:app",
+    "ticks": "lockstep.ticks.cli:ticks",
+    "agent": "lockstep.ticks.agent.cli:agent",
+    "silver": "lockstep.ticks.silver.cli:silver",
+    "readiness": "lockstep.readiness.cli:app",
+    "faults": "lockstep.faults.cli:faults",
+    "docs": "services.cli:docs",
+    "bench": "bench.cli:bench",
+}
 
-    app.add_typer(windows)
-    app.add_typer(vaults)
-    app.add_typer(vault)
-    app.add_typer(exports)
-    app.add_typer(ticks)
-    app.add_typer(agent)
-    app.add_typer(silver)
-    app.add_typer(readiness, name="readiness")
-    app.add_typer(faults)
-    app.add_typer(docs)
-    app.command()(bench)
+
+def _register_rooms(named: str = "") -> None:
+    """The commands of the rooms beside the stack: each brings its own.
+
+    Only the room that is named is opened, and none for a command of the stack: all together take longer to load than
+    most commands to run. Help, and a name that nobody knows, see all of them.
+    """
+    known = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    for name, place in _ROOMS.items():
+        if named in known or (named in _ROOMS and name != named):
+            continue
+        module, _, attribute = place.partition(":")
+        found = getattr(import_module(module), attribute)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name)(found)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,16 @@ from the `AWS_*` variables by itself, so that nothing here can tell an embedded 
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 import boto3
 import botocore.loaders
 import botocore.session
+import urllib3
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 
 CONNECT_TIMEOUT_SECONDS = 5
@@ -18,6 +23,7 @@ READ_TIMEOUT_SECONDS = 30  # above 20 s, the longest long poll of SQS
 MAX_ATTEMPTS = 4
 # The descriptions of all services are read and parsed once per process: it is most of the work of making a client.
 _DESCRIPTIONS = botocore.loaders.create_loader()
+_READER_SOCKETS = 8
 _CHECKSUMS = ("request_checksum_calculation", "response_checksum_validation")
 
 
@@ -51,3 +57,40 @@ def aws_session(region: str) -> boto3.session.Session:
     core = botocore.session.get_session()
     core.register_component("data_loader", _DESCRIPTIONS)
     return boto3.session.Session(botocore_session=core, region_name=region)
+
+
+class ObjectReader:
+    """An S3 client that also reads whole small objects at a quarter of the usual processor time.
+
+    A window has a dozen small files, and botocore spends two milliseconds on each GET, most of it on describing the
+    call. `get_whole` signs with botocore and sends with urllib3. It is only a shorter way: whatever is not a plain 200
+    is asked again through the client, which retries and names the error. Callers compare a sha256 of theirs.
+    """
+
+    def __init__(self, region: str) -> None:
+        session = aws_session(region)
+        self._client = aws_client("s3", region=region, guarded=False)
+        self._region, self._credentials = region, session.get_credentials()
+        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_SECONDS, read=READ_TIMEOUT_SECONDS)
+        self._pool = urllib3.PoolManager(maxsize=_READER_SOCKETS, timeout=timeout, retries=False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def get_whole(self, bucket: str, key: str) -> bytes:
+        """The bytes of one object. Raises what the client raises."""
+        found = self._quickly(bucket, key)
+        if found is None:
+            found = self._client.get_object(Bucket=bucket, Key=key)["Body"].read()
+        return found
+
+    def _quickly(self, bucket: str, key: str) -> bytes | None:
+        if self._credentials is None:
+            return None
+        request = AWSRequest("GET", f"{self._client.meta.endpoint_url}/{bucket}/{quote(key, safe='/~')}")
+        S3SigV4Auth(self._credentials.get_frozen_credentials(), "s3", self._region).add_auth(request)
+        try:
+            answer = self._pool.request("GET", request.url, headers=dict(request.headers))
+        except (urllib3.exceptions.HTTPError, OSError):
+            return None
+        return answer.data if answer.status == HTTPStatus.OK else None

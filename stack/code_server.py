@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+from multiprocessing import forkserver
 from typing import Any
 
-PRELOADED = "platform_assets.definitions"
+PRELOADED = ["platform_assets.definitions", "pyspark.sql.connect.session", "pyarrow.csv"]
 
 
 def fork_runs() -> None:
@@ -19,12 +20,13 @@ def fork_runs() -> None:
     from dagster._grpc.server import DagsterApiServer  # noqa: PLC0415  # heavy, and only a server needs it
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([PRELOADED])
+    context.set_forkserver_preload(PRELOADED)
     build = DagsterApiServer.__init__
 
     def build_and_fork(self: Any, *arguments: Any, **options: Any) -> None:
         build(self, *arguments, **options)
         self._mp_ctx = context
+        forkserver.ensure_running()  # it imports now, not when the first run waits for it
 
     DagsterApiServer.__init__ = build_and_fork  # type: ignore[method-assign]
 

@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lockstep.faults.checker import by_promise
 from lockstep.kernel.errors import InvalidInput
 
 faults = typer.Typer(name="faults", help="Break it on purpose, and check what is left.", no_args_is_help=True)
@@ -98,6 +99,51 @@ def simulate(
         raise typer.Exit(1)
 
 
+@faults.command()
+def run(
+    seed: Annotated[int, typer.Option(help="Decides what the nemesis and the clients do.")] = 1,
+    minutes: Annotated[float, typer.Option(help="How long faults happen.", min=0.1)] = 5.0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report here too.")] = None,
+    history_file: Annotated[
+        Path | None, typer.Option("--history", help="Write the history here, a line an event.")
+    ] = None,
+    home: Annotated[
+        Path | None, typer.Option(help="Use and keep this home; by default one is made and removed.")
+    ] = None,
+    ticks: Annotated[bool, typer.Option(help="Let agents and silver take part; they need Spark.")] = True,
+) -> None:
+    """Real services and workers on a stack of their own, clients that write, a nemesis, and then the checker."""
+    from lockstep.faults.lab import run_lab  # noqa: PLC0415  # loads the pipelines and the stack
+
+    report, history = run_lab(
+        seed, minutes, home=home, ticks=ticks, say=lambda news: console.print(news, highlight=False)
+    )
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.as_dict(), indent=1, default=str) + "\n", encoding="utf-8")
+    if history_file is not None:
+        history.save(history_file)
+    _show_report(report)
+    if report.violations:
+        raise typer.Exit(1)
+
+
+def _show_report(report: Any) -> None:
+    table = Table(title=f"seed {report.seed}: {sum(report.faults.values())} faults in {report.minutes:g} minutes")
+    table.add_column("fault")
+    table.add_column("times", justify="right")
+    for name, count in report.faults.items():
+        table.add_row(name, str(count))
+    console.print(table)
+    for verb, outcomes in report.operations.items():
+        console.print(f"{verb}: {', '.join(f'{count} {name}' for name, count in outcomes.items())}", highlight=False)
+    console.print(f"units: {', '.join(f'{count} {name}' for name, count in report.units.items())}", highlight=False)
+    console.print(f"everything was terminal {report.calm_seconds:g} s after the faults stopped", highlight=False)
+    for promise, count in by_promise(report.violations).items():
+        console.print(f"{promise}: {count} violations", highlight=False)
+    for one in report.violations[:20]:
+        console.print(f"VIOLATION {one}", highlight=False)
+
+
 def _show_comparison(rows: list[Any]) -> None:
     table = Table(title="units that went wrong: lost / doubled / out of order / stuck (scripts played)")
     designs = list(dict.fromkeys(row.design for row in rows))
@@ -126,11 +172,6 @@ def _verdict(what: str, calls: int, found: Counter[str], violations: list[Any]) 
     for one in violations[:20]:
         console.print(f"VIOLATION {one}", highlight=False)
     console.print(f"{len(violations)} violations", highlight=False)
-
-
-def write_report(path: Path, report: dict[str, Any]) -> None:
-    """A report for machines."""
-    path.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
 
 
 @contextmanager

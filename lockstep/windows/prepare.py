@@ -187,7 +187,7 @@ class Preparer:
 
     def _get(self, key: str, unit: str) -> bytes:
         try:
-            body: bytes = self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+            body: bytes = self._s3.get_whole(self._bucket, key)
         except ClientError as error:
             if str(error.response.get("Error", {}).get("Code")) in ("NoSuchKey", "404"):
                 raise Terminal(f"{key} is missing in the bucket.", unit=unit, next_step="produce it again.") from None

@@ -202,7 +202,7 @@ class _Fetcher:
             self._next = next(self._rest, None)
 
     def _get(self, file: RawFile) -> bytes:
-        body: bytes = self._client.get_object(Bucket=self._bucket, Key=file.key)["Body"].read()
+        body: bytes = self._client.get_whole(self._bucket, file.key)
         return body
 
 

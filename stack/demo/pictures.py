@@ -26,7 +26,7 @@ def take_failed_partition(stage: Stage, group: str, partition: str, folder: Path
 
 def take_lineage(stage: Stage, group: str, folder: Path) -> None:
     """The assets of one vault and how they hang together."""
-    with browser(height=700) as page:
+    with browser(height=1050) as page:
         page.open(f"{stage.url('dagster')}/locations/__repository__@lockstep/asset-groups/{group}/lineage")
         page.see("applied_windows")
         page.settle()

@@ -7,6 +7,7 @@ what a scene does.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import threading
 import time
@@ -35,6 +36,8 @@ SCENES: dict[str, Scene] = {
     readiness.SCENE: readiness.play,
 }
 _REFRESH_SECONDS = 0.25
+_QUIET_SECONDS = 5.0
+_DIGITS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -141,12 +144,18 @@ def _links(stage: Stage) -> dict[str, str]:
 def _display(stage: Stage, console: Console, names: list[str]) -> Iterator[Callable[[dict[str, Future[None]]], None]]:
     """What each scene is doing: a live table on a terminal, a line for each change where there is none."""
     doing, lock, started = dict.fromkeys(names, ""), threading.Lock(), time.monotonic()
+    printed: dict[str, tuple[str, float]] = {}
 
     def say(scene: str, words: str) -> None:
         with lock:
             if doing.get(scene) == words:
                 return
             doing[scene] = words
+            shape, now = _DIGITS.sub("", words), time.monotonic()
+            before, at = printed.get(scene, ("", 0.0))
+            if shape == before and now - at < _QUIET_SECONDS:
+                return  # a count that goes on; a log need not have every step of it
+            printed[scene] = shape, now
         if not console.is_terminal:
             console.print(
                 f"{time.monotonic() - started:6.1f} s  {scene:<10} {escape(words)}", highlight=False, soft_wrap=True

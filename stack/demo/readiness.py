@@ -43,6 +43,7 @@ def play(stage: Stage) -> None:
     name = f"demo-mart-{stage.token}"
     now = datetime.now(UTC)
     stage.links["what happened to the gated mart"] = f"{stage.url('readiness')}/api/pipelines/{name}/events"
+    ended: Mapping[str, Any] | None = None
     try:
         with _file(pipeline(name, targets.value, now)) as path:
             stage.command(SCENE, "readiness", "register", str(path))
@@ -50,7 +51,7 @@ def play(stage: Stage) -> None:
         ended = stage.wait(lambda: _ended(stage, name), f"the end of {name}")
         _examine(stage, name, ended, targets.value)
     finally:
-        _tidy(stage, name)
+        _tidy(stage, name, now, waits=ended is None)
 
 
 def pipeline(name: str, targets: Mapping[str, datetime], now: datetime) -> dict[str, Any]:
@@ -93,9 +94,10 @@ def _see_the_warning(stage: Stage, name: str) -> None:
     stage.say(SCENE, "the mart is asked for; its inputs are not there")
     try:
         warning = stage.wait(lambda: _events(stage, name, "SLA_AT_RISK"), "the SLA warning", 90.0)[0]
-        (execution,) = stage.get("readiness", f"/api/pipelines/{name}/runlogs")
-        blocking = (execution["readiness"] or {}).get("blocking", [])
-        stage.say(SCENE, f"warning: {warning['message']}")
+        stage.say(SCENE, f"SLA at risk: the {warning['message']} deadline is near")
+        # The warning may come before the first verdict; the operator comes only after this scene has called.
+        execution = stage.wait(lambda: _judged(stage, name), "the first verdict about the mart", 60.0)
+        blocking = execution["readiness"]["blocking"]
         stage.claim_that(
             SCENE,
             "the SLA warning comes while the mart waits for a vault",
@@ -106,6 +108,11 @@ def _see_the_warning(stage: Stage, name: str) -> None:
         stage.warned.tell(datetime.now(UTC))
     finally:
         stage.warned.give_up()  # the operator comes without a warning too
+
+
+def _judged(stage: Stage, name: str) -> Mapping[str, Any] | None:
+    (execution,) = stage.get("readiness", f"/api/pipelines/{name}/runlogs")
+    return execution if execution["readiness"] else None
 
 
 def _events(stage: Stage, name: str, kind: str) -> list[Mapping[str, Any]]:
@@ -121,9 +128,10 @@ def _ended(stage: Stage, name: str) -> Mapping[str, Any] | None:
     return execution if execution["status"] in ("COMPLETED", "FAILED", "CANCELLED") else None
 
 
-def _tidy(stage: Stage, name: str) -> None:
+def _tidy(stage: Stage, name: str, day: datetime, *, waits: bool) -> None:
     """The pipeline was only for today. One that still waits is cancelled first."""
-    stage.run_quietly("readiness", "cancel", name, "--date", f"{datetime.now(UTC):%Y-%m-%d}", "--reason", "demo")
+    if waits:
+        stage.run_quietly("readiness", "cancel", name, "--date", f"{day:%Y-%m-%d}", "--reason", "demo")
     stage.run_quietly("readiness", "unregister", name)
 
 

@@ -55,7 +55,7 @@ class Sizes:
     keys: int = 40
     days: int = 5
     agents: int = 3
-    ticks: int = 5
+    ticks: int = 4
     rows: int = 6000
     loss: float = 0.35
 

@@ -23,7 +23,7 @@ from stack.demo.stage import Stage
 
 SCENE = "windows"
 _MINUTES = "%Y-%m-%d %H:%M"
-_WARNING_SECONDS = 100.0
+_WARNING_SECONDS = 180.0
 
 _STATUSES = """
 query Statuses($key: AssetKeyInput!) {

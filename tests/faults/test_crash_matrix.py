@@ -1,8 +1,8 @@
 """Every crash point of the code x every way to break there, united: who kills it, who makes it fail, who makes it hang.
 
-Deaths are run by the packages' own fault tests, once; here it is checked that no declared point is without one. An exception
-at the point, and a hang (the worker is replaced while it sleeps there, and wakes up late), are run here: for the workers
-that take data over on the real parts, and for every point that the simulation reaches.
+Deaths are run by the packages' own fault tests, once; here it is checked that no declared point is without one. An
+exception at the point, and a hang (the worker is replaced while it sleeps there, and wakes up late), are run here: for
+the workers that take data over on the real parts, and for every point that the simulation reaches.
 """
 
 from __future__ import annotations

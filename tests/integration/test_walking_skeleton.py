@@ -97,7 +97,7 @@ def test_every_setting_of_the_instance_is_understood(stack: Any):
         concurrency = instance.get_concurrency_config()
         queue = concurrency.run_queue_config
         assert queue is not None
-        assert queue.max_concurrent_runs == 4
+        assert queue.max_concurrent_runs == 6
         assert queue.tag_concurrency_limits == [
             {"key": "lockstep/lane", "limit": 1, "value": {"applyLimitPerUniqueValue": True}}
         ]

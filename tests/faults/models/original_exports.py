@@ -42,7 +42,8 @@ class OriginalExports:
     world: World
     chunks: dict[tuple[int, str], Chunk] = field(default_factory=dict)
     messages: list[tuple[int, str]] = field(default_factory=list)
-    built: list[str] = field(default_factory=list)
+    published: list[str] = field(default_factory=list)
+    """A unit each time that it became DONE, and each time that its file changed afterwards."""
     jobs: int = 0
     answered: list[str] = field(default_factory=list)
     holders: dict[tuple[int, str], Actor] = field(default_factory=dict)
@@ -73,10 +74,9 @@ class OriginalExports:
 
     def facts(self, source: Source) -> Facts:
         """A job is what its client wanted once: every further job of the same request is a second effect."""
-        effects = list(self.built)
         finished = {one.unit for one in self.chunks.values() if one.status in ("DONE", "FAILED")}
         wanted = [unit for unit in source.expected if unit in self.answered]
-        return Facts(wanted, [one for one in effects if one in wanted], finished, ordered=False)
+        return Facts(wanted, [one for one in self.published if one in wanted], finished, ordered=False)
 
     def _submit(self, actor: Actor, unit: str) -> None:
         def insert() -> int:
@@ -93,13 +93,22 @@ class OriginalExports:
             return  # acknowledged
         try:
             self._call(actor, "source.export", lambda: None)
-            self._call(actor, "s3.put", lambda: self.built.append(chunk.unit))
-            self._call(actor, "pg.done", lambda: setattr(chunk, "status", "DONE"))
+            self._call(actor, "s3.put", lambda: self._put(chunk))
+            self._call(actor, "pg.done", lambda: self._done(chunk))
         except LockstepError:
             if chunk.attempts >= MAX_ATTEMPTS:
                 chunk.status = "FAILED"
                 return
             raise
+
+    def _put(self, chunk: Chunk) -> None:
+        """Writing the file again is the design's way to retry; under a finished chunk it is a second effect."""
+        if chunk.status == "DONE":
+            self.published.append(chunk.unit)
+
+    def _done(self, chunk: Chunk) -> None:
+        chunk.status = "DONE"
+        self.published.append(chunk.unit)
 
     def _claim(self, chunk: Chunk) -> bool:
         expired = chunk.status == "RUNNING" and self.world.time.monotonic() - chunk.locked_at > LEASE_SECONDS

@@ -23,9 +23,11 @@ def test_runs_are_forked_from_a_process_that_has_the_definitions(monkeypatch: py
     def build(self: Any, *, built: str) -> None:
         self.built, self._mp_ctx = built, multiprocessing.get_context("spawn")
 
+    begun: list[bool] = []
     monkeypatch.setattr(DagsterApiServer, "__init__", build)
+    monkeypatch.setattr(multiprocessing.forkserver, "ensure_running", lambda: begun.append(True))
     code_server.fork_runs()
     server: Any = DagsterApiServer(built="as before")  # type: ignore[call-arg]
-    assert server.built == "as before"
+    assert (server.built, begun) == ("as before", [True]), "the imports do not wait for the first run"
     assert server._mp_ctx.get_start_method() == "forkserver"
-    assert multiprocessing.forkserver._forkserver._preload_modules == [code_server.PRELOADED]  # type: ignore[attr-defined]
+    assert multiprocessing.forkserver._forkserver._preload_modules == code_server.PRELOADED  # type: ignore[attr-defined]

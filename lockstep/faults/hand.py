@@ -1,0 +1,94 @@
+"""A worker of the lab as a process of its own: `python -m lockstep.faults.hand exports|windows|silver`.
+
+What belongs here: the loops that Dagster's sensors and runs drive in a deployment, without Dagster: on two cores its
+daemon would spend most of a five-minute run starting processes. What does not: faults; it does not know of any.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from lockstep.kernel.clock import SystemClock
+from lockstep.kernel.errors import LockstepError
+from lockstep.kernel.logs import configure_logging, get_logger
+from lockstep.kernel.settings import Settings, load_settings
+
+_PAUSE_SECONDS = 1.0
+_SWEEP_SECONDS = 15.0
+
+_log = get_logger(__name__)
+
+
+def exports(settings: Settings, stop: threading.Event) -> None:
+    """Reserve, claim, build, publish, as `lockstep exports work` does."""
+    from lockstep.exports.claims import ClaimStore  # noqa: PLC0415  # each hand loads its own pipeline only
+    from lockstep.exports.fleet import run_loop  # noqa: PLC0415
+    from resources.exports import export_limits, open_worker, state_pool  # noqa: PLC0415
+
+    with (
+        open_worker(settings) as worker,
+        state_pool(settings, application_name="lockstep-export-hand", max_size=1) as state,
+    ):
+        claims = ClaimStore(state, owner=f"hand:{os.getpid()}", limits=export_limits(settings))
+        run_loop(worker, claims, stop)
+
+
+def windows(settings: Settings, stop: threading.Event) -> None:
+    """Produce and drain every vault, again and again: what the schedule, the sensor and their runs do."""
+    from lockstep.windows.doors import open_source, registered, warehouse  # noqa: PLC0415
+
+    resource = warehouse(settings)
+    while not stop.wait(_PAUSE_SECONDS):
+        for vault in registered(settings):
+            with open_source(settings, vault.id) as producer, resource.worker(refetch=producer.refetch) as worker:
+                watermark, epoch = resource.chain(vault.id)
+                _try("produce", lambda: producer.run(watermark=watermark, epoch=epoch))  # noqa: B023  # called at once
+                _try("drain", lambda: worker.drain(vault.id))  # noqa: B023
+
+
+def silver(settings: Settings, stop: threading.Event) -> None:
+    """Receive, dispatch, apply; sweep now and then: what the tick sensor and its runs do."""
+    from lockstep.ticks.silver.intake import sweep  # noqa: PLC0415
+    from resources.silver import open_silver  # noqa: PLC0415
+    from resources.ticks import WarmSpark  # noqa: PLC0415
+
+    spark, swept = WarmSpark(settings.spark_remote), 0.0
+    with open_silver(settings, application_name="lockstep-silver-hand") as parts:
+        while not stop.wait(_PAUSE_SECONDS):
+            if time.monotonic() - swept > _SWEEP_SECONDS:
+                swept = time.monotonic()
+                _try("sweep", lambda: sweep(parts.store, parts.dispatches, parts.queue, clock=SystemClock()))
+            for group in parts.intake.look(lambda lane: False).groups:
+                worker = parts.worker(spark.session())
+                run_id = f"hand-{os.getpid()}-{time.monotonic_ns()}"
+                worker.drain(group.lane.project_id, group.tick_ids, run_id=run_id)
+
+
+def main(name: str) -> None:
+    """Work until SIGTERM; whatever goes wrong in between is tried again."""
+    settings = load_settings()
+    configure_logging(settings.log_level, settings.log_format, service=f"hand-{name}")
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    work: Callable[[Settings, threading.Event], None] = {"exports": exports, "windows": windows, "silver": silver}[name]
+    while not stop.is_set():
+        _try(name, lambda: work(settings, stop))
+        stop.wait(_PAUSE_SECONDS)
+
+
+def _try(what: str, action: Callable[[], object]) -> None:
+    try:
+        action()
+    except (LockstepError, BotoCoreError, ClientError, OSError) as error:
+        _log.warning("tried again soon", what=what, error=str(error))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,189 @@
+"""A TCP proxy that does to connections what networks do: slow, reset, swallowed, cut, the answer lost after the deed.
+
+What belongs here: bytes between two sockets, and one toxic at a time. What does not: when which toxic is set
+(nemesis.py). All proxies of a lab share one event loop in one thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+LOOPBACK = "127.0.0.1"
+_CHUNK = 65536
+_LIFT_SECONDS = 0.1
+_START_SECONDS = 10.0
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Toxic(StrEnum):
+    """What a connection suffers."""
+
+    LATENCY = "latency"
+    RESET = "reset"
+    BLACK_HOLE = "black hole"
+    CUT = "cut after n bytes"
+    LOSE_ANSWER = "answer lost"
+
+
+class Dose(NamedTuple):
+    """A toxic and how much of it: seconds of latency, or bytes until the cut."""
+
+    toxic: Toxic
+    amount: float = 0.0
+
+
+@dataclass
+class ToxicProxy:
+    """One door to one upstream. Whatever is set counts for open connections too."""
+
+    name: str
+    upstream: tuple[str, int]
+    port: int = 0
+    dose: Dose | None = None
+    struck: Counter[str] = field(default_factory=Counter)
+    """How often each toxic did something to a connection: one that met nobody was no fault."""
+    _serving: set[asyncio.Task[None] | None] = field(default_factory=set, repr=False)
+
+    async def open(self) -> asyncio.Server:
+        """Listen on a free port of this machine."""
+        server = await asyncio.start_server(self._serve, LOOPBACK, 0)
+        self.port = server.sockets[0].getsockname()[1]
+        return server
+
+    async def _serve(self, client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        self._serving.add(task)  # the loop itself refers to tasks only weakly
+        try:
+            await self._connect(client, back)
+        finally:
+            self._serving.discard(task)
+
+    async def _connect(self, client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        if self._is(Toxic.RESET):
+            self._meet(Toxic.RESET)
+            _abort(back)
+            return
+        try:
+            server, forth = await asyncio.open_connection(*self.upstream)
+        except OSError:
+            _abort(back)
+            return
+        ends = (back, forth)
+        pumps = [
+            asyncio.create_task(self._pump(client, forth, ends, answers=False)),
+            asyncio.create_task(self._pump(server, back, ends, answers=True)),
+        ]
+        try:
+            await asyncio.gather(*pumps)
+        finally:
+            for end in ends:
+                _abort(end)
+
+    async def _pump(
+        self,
+        source: asyncio.StreamReader,
+        target: asyncio.StreamWriter,
+        ends: tuple[asyncio.StreamWriter, asyncio.StreamWriter],
+        *,
+        answers: bool,
+    ) -> None:
+        """Carry bytes one way until either side ends, or a toxic ends both."""
+        try:
+            while data := await source.read(_CHUNK):
+                if not await self._pass(data, target, answers=answers):
+                    for end in ends:
+                        _abort(end)
+                    return
+            if target.can_write_eof():
+                target.write_eof()
+        except (OSError, asyncio.IncompleteReadError):
+            for end in ends:
+                _abort(end)
+
+    async def _pass(self, data: bytes, target: asyncio.StreamWriter, *, answers: bool) -> bool:
+        """Send one piece on, as far as the toxic lets it. False: the connection ends here."""
+        dose = self.dose
+        if dose is None:
+            return await _send(target, data)
+        if dose.toxic is Toxic.LOSE_ANSWER and not answers:
+            return await _send(target, data)
+        if dose.toxic is Toxic.CUT and len(data) <= dose.amount:
+            return await _send(target, data)
+        self._meet(dose.toxic)
+        if dose.toxic is Toxic.LATENCY:
+            await asyncio.sleep(dose.amount)
+            return await _send(target, data)
+        if dose.toxic is Toxic.BLACK_HOLE:
+            while self._is(Toxic.BLACK_HOLE):  # nobody hears anything; what was sent meanwhile is gone
+                await asyncio.sleep(_LIFT_SECONDS)
+            return False
+        if dose.toxic is Toxic.CUT:
+            await _send(target, data[: int(dose.amount)])
+        return False
+
+    def _is(self, toxic: Toxic) -> bool:
+        return self.dose is not None and self.dose.toxic is toxic
+
+    def _meet(self, toxic: Toxic) -> None:
+        self.struck[toxic.value] += 1
+
+
+class ProxyLoop:
+    """The event loop of all proxies, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._servers: list[asyncio.Server] = []
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._run(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5)
+        self._loop.close()
+
+    def open(self, name: str, host: str, port: int) -> ToxicProxy:
+        """A proxy in front of this address."""
+        proxy = ToxicProxy(name, (host, port))
+        self._servers.append(self._run(proxy.open()))
+        return proxy
+
+    async def _end(self) -> None:
+        for server in self._servers:
+            server.close()
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_SECONDS)
+
+
+async def _send(target: asyncio.StreamWriter, data: bytes) -> bool:
+    target.write(data)
+    await target.drain()
+    return True
+
+
+def _abort(end: asyncio.StreamWriter) -> None:
+    """Close with a reset, as a peer that died does: the other side must not take it for an orderly end."""
+    connection = end.get_extra_info("socket")
+    if connection is not None and end.transport is not None and not end.is_closing():
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    end.transport.abort()
