@@ -66,7 +66,8 @@ def test_a_pipeline_asked_for_at_both_replicas_of_readiness_starts_once(stack: A
             }
             assert _ask(first, "POST", "pipelines", body).status_code == 201
             answers = _at_once((first, second), 6, lambda one: _ask(one, "POST", f"pipelines/{name}/run", {}))
-            assert sorted({answer.status_code for answer in answers}) == [202, 409], [one.text for one in answers]
+            statuses = {answer.status_code for answer in answers}
+            assert 202 in statuses and statuses <= {202, 409, 412}, [one.text for one in answers]
             assert len(seen) == 1, "the job was started once"
             first.kill()
             (run,) = _ask(second, "GET", f"pipelines/{name}/runs").json()
