@@ -127,7 +127,7 @@ def _ticks(world: World, history: History, plan: RandomPlan) -> _Settling:
         _disturb(this, chance.random())
     plan.active = False
     calm: list[tuple[str, Act]] = [("relay", this.relay), ("sweep", this.sweep), ("sensor", this.look)]
-    _recover(world, this, [*calm, ("operator", this.operate), ("operator", this.reconcile)])
+    _recover(world, this, [*calm, ("operator", this.operate), ("housekeeping", this.housekeep)])
     _round(world, 99, [("reader", this.watch)])
     return this
 

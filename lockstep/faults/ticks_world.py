@@ -29,7 +29,7 @@ from lockstep.ticks.silver.model import LEASE_SECONDS, Applied, DispatchState, L
 from lockstep.ticks.silver.queue import TickQueue, message_of
 from lockstep.ticks.silver.store import Actor as Person
 from lockstep.ticks.silver.tables import Step
-from lockstep.ticks.silver.worker import SilverWorker
+from lockstep.ticks.silver.worker import Settler, SilverWorker
 
 PROJECT = "00000000-0000-7000-8000-000000000001"
 ORG = "acme"
@@ -338,10 +338,12 @@ class TicksWorld:
         with suppress(LockstepError):
             operations.replay_ticks(self._parts(actor), [parked], _PERSON)
 
-    def reconcile(self, actor: Actor) -> None:
-        """A person lets the control plane be compared with the ledger: what is in silver is said to be DONE."""
+    def housekeep(self, actor: Actor) -> None:
+        """What the housekeeping asset does every quarter of an hour: what is in silver is said to be DONE."""
+        parts = self._parts(actor)
         with suppress(LockstepError):
-            operations.reconcile(self._parts(actor), _PERSON)
+            recent = parts.store.applied_since(actor.clock.now() - timedelta(days=1))
+            Settler(parts.dispatches, parts.queue, actor.clock).settle(recent)
 
     def watch(self, actor: Actor) -> None:
         """Somebody reads which ticks are in silver."""
