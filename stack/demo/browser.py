@@ -41,7 +41,9 @@ _FIND = """
   if (!e || e.disabled || e.getAttribute("aria-disabled") === "true") return null;
   e.scrollIntoView({block: "center"});
   const r = e.getBoundingClientRect();
-  return {x: r.x + r.width / 2, y: r.y + r.height / 2};
+  const place = {x: r.x + r.width / 2, y: r.y + r.height / 2};
+  const top = document.elementFromPoint(place.x, place.y);
+  return top && (e.contains(top) || top.contains(e)) ? place : null;
 })()"""
 
 
@@ -90,8 +92,11 @@ class Page:
         self.wait(f"document.body && document.body.innerText.includes({_js(words)})", repr(words), seconds)
 
     def click(self, words: str, selector: str = "*", seconds: float = 60.0) -> None:
-        """Press the mouse on what shows these words, as soon as it is there and enabled."""
-        place = self.wait(_FIND % (_js(words), _js(selector)), f"{words!r} to click", seconds)
+        """Press the mouse on what shows these words, as soon as it is there, enabled, uncovered and at rest."""
+        find, what, before = _FIND % (_js(words), _js(selector)), f"{words!r} to click", None
+        while (place := self.wait(find, what, seconds)) != before:  # a dialog that opens moves for a while
+            before = place
+            time.sleep(_POLL_SECONDS)
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
             self._call("Input.dispatchMouseEvent", type=kind, x=place["x"], y=place["y"], **button)

@@ -70,6 +70,7 @@ def perform(
         stage = Stage(stack, secrets.token_hex(3), sizes or Sizes(), pictures=pictures)
         console.print(f"[bold]Four scenes at once[/], every name of this run ends in {stage.token}")
         play(stage, console)
+        stage.leave()
         outcome = Outcome(ordered(stage.board), time.monotonic() - started, _links(stage))
         console.print(table(outcome.claims))
         for words, address in outcome.links.items():

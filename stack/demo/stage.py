@@ -260,6 +260,10 @@ class Stage:
             for child in self._children:
                 child.terminate()
 
+    def leave(self) -> None:
+        """Give back the connections, when every scene has ended."""
+        self._web.close()
+
     # --- claims -------------------------------------------------------------------------------------------------
 
     def claim(self, scene: str, words: str, expected: object, found: object) -> None:

@@ -6,6 +6,7 @@ Needs Chromium on the machine (package chromium, or LOCKSTEP_CHROMIUM); without 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,10 +21,12 @@ BACKLOG = 6
 
 
 @pytest.fixture
-def stage(platform: Any) -> Stage:
+def stage(platform: Any) -> Iterator[Stage]:
     """The doors of the running platform."""
     find_chromium()
-    return Stage(platform, secrets.token_hex(3), Sizes(windows=BACKLOG))
+    opened = Stage(platform, secrets.token_hex(3), Sizes(windows=BACKLOG))
+    yield opened
+    opened.leave()
 
 
 @pytest.fixture
