@@ -257,6 +257,13 @@ def spark_configuration(site: Site) -> dict[str, str]:
         "spark.connect.grpc.binding.address": LOOPBACK,
         "spark.connect.grpc.binding.port": str(site.ports["spark"]),
         "spark.ui.enabled": "false",
+        # Spark keeps a thousand finished queries with their plans for a UI that nobody sees: most of a small heap.
+        "spark.ui.retainedJobs": "20",
+        "spark.ui.retainedStages": "20",
+        "spark.ui.retainedTasks": "200",
+        "spark.sql.ui.retainedExecutions": "5",
+        "spark.connect.ui.statement.limit": "5",
+        "spark.connect.ui.session.limit": "5",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),

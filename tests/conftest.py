@@ -37,6 +37,7 @@ for _name in [name for name in os.environ if name.startswith(("LOCKSTEP_", "AWS_
 os.environ["LOCKSTEP_HOME"] = str(TEST_HOME)
 if CLUSTERED:  # the same tests, with Spark as a master and two workers: make test-cluster
     os.environ["LOCKSTEP_SPARK_CLUSTER"] = "true"
+os.environ["LOCKSTEP_SPARK_MEMORY"] = "2g"  # one server for hundreds of tests and their sessions
 # A test run is over before Java's second compiler has paid for itself: it would take a third of Spark's processor time.
 # The size of the code cache is the usual one, which Java cuts to a fifth with one compiler: Spark would die of it.
 os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
