@@ -42,7 +42,7 @@ def test_a_second_daemon_is_refused_with_the_name_of_the_first(instance: dict[st
 def test_a_daemon_that_died_makes_room_at_once(instance: dict[str, str], monkeypatch: pytest.MonkeyPatch):
     code = (
         "import os, sys; from stack.daemon import DaemonLock; "
-        "DaemonLock(os.environ).take(); print('taken', flush=True); sys.stdin.read()"
+        "lock = DaemonLock(os.environ); lock.take(); print('taken', flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", code],
