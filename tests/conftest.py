@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -101,6 +102,14 @@ def _addresses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         running: Stack = request.getfixturevalue("stack")
         for name, value in running.site().environment.items():
             monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_usual() -> None:
+    """Children inherit what is ignored or blocked, by a background shell or by an earlier test, and then do not end."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

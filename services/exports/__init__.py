@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from lockstep.exports.budget import BudgetStore
 from lockstep.exports.clients import ClientStore
@@ -27,6 +27,7 @@ from services.exports.budget import TellBudget
 from services.exports.contract import DESCRIPTION, EXPORT_PROBLEMS, describe
 from services.exports.metrics import export_readings
 from services.exports.routes import router
+from services.queries import refuse_unknown_queries
 
 CONNECTIONS = 8
 
@@ -78,7 +79,7 @@ def create_app(settings: Settings) -> FastAPI:
         problems=EXPORT_PROBLEMS,
         max_body_bytes=limits.max_body_bytes,
     )
-    app.include_router(router)
+    app.include_router(router, dependencies=[Depends(refuse_unknown_queries)])
     app.add_middleware(TellBudget)
     app.add_middleware(TrueAllow, routes=[*router.routes, *app.router.routes])
     describe(app)

@@ -178,6 +178,15 @@ def test_a_hostile_body_is_refused_and_nothing_is_written(
     assert module_world.ask("SELECT count(*) FROM exports.job") == before
 
 
+def test_a_misspelt_query_parameter_is_refused_by_name(http: TestClient):
+    """Guards callers against a filter that silently does not filter."""
+    refused = http.get("/jobs", params={"statuss": "FAILED"})
+    assert refused.status_code == 422
+    assert "no query parameter 'statuss'" in refused.json()["detail"]
+    assert "pageSize, status" in refused.json()["detail"]
+    assert http.get("/jobs", params={"status": "FAILED"}).status_code == 200
+
+
 def test_a_body_that_is_not_json_by_name_is_refused(http: TestClient):
     assert http.post("/jobs", content=json.dumps(BODY), headers={"Content-Type": "text/plain"}).status_code == 415
 
