@@ -82,7 +82,7 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
     machine = result["machine"]
     yield (
         f"{machine['cores']} cores, {machine['memory_gb']} GB, Python {machine['python']}; load {machine['load'][0]} at"
-        f" the end, equal work differed by {machine.get('noise', 0):.0%}."
+        " the end" + (f", equal work differed by {machine['noise']:.0%}." if "noise" in machine else ".")
     )
     yield from ("", "| ratio | value | target | |", "|---|---:|---:|---|")
     for name, value in result["ratios"].items():
