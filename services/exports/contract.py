@@ -327,14 +327,14 @@ EXPORT_PROBLEMS: Mapping[type[Exception], Handler] = {
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route: a problem for each of these statuses; 401, 429 and 503 always."""
+    """The `responses` of a route: a problem for each of these statuses; 401, 422, 429 and 503 always."""
     return {
         status: {
             "description": HTTPStatus(status).phrase,
             "content": PROBLEM_CONTENT,
             **({"headers": _PROBLEM_HEADERS[status]} if status in _PROBLEM_HEADERS else {}),
         }
-        for status in sorted({*statuses, 401, 429, 503})
+        for status in sorted({*statuses, 401, 422, 429, 503})
     }
 
 

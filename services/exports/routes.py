@@ -140,7 +140,7 @@ _JOB_HEADERS = {"ETag": header("Version of the job, for If-None-Match."), **_RET
     status_code=HTTPStatus.ACCEPTED,
     response_model=AcceptedView,
     responses={
-        **problems(400, 409, 413, 415, 422),
+        **problems(400, 409, 413, 415),
         409: {**problems(409)[409], "headers": {"Retry-After": header("Seconds, if the key is in flight.", "integer")}},
         200: {"model": PlanView, "description": "`validateOnly=true`: what the job would do. Nothing was made."},
         202: {
@@ -225,7 +225,7 @@ def _no_constant(name: str) -> Any:
     tags=["jobs"],
     summary="Your jobs, the newest first",
     response_model=JobsView,
-    responses=problems(422),
+    responses=problems(),
 )
 def list_jobs(
     request: Request,
@@ -258,7 +258,7 @@ def list_jobs(
     summary="One job",
     response_model=JobView,
     responses={
-        **problems(404, 422),
+        **problems(404),
         200: {"headers": {**_JOB_HEADERS, **_APPLIED}, "description": "The job as it is now."},
         304: {
             "description": "Unchanged since the version in If-None-Match.",
@@ -295,7 +295,7 @@ async def get_job(
     tags=["jobs"],
     summary="The chunks of a job",
     response_model=ChunksView,
-    responses=problems(404, 422),
+    responses=problems(404),
 )
 def list_chunks(
     request: Request,
@@ -319,7 +319,7 @@ def list_chunks(
     tags=["files"],
     summary="The files of a job, with addresses and checksums",
     response_model=ManifestView,
-    responses=problems(404, 422),
+    responses=problems(404),
 )
 def get_manifest(
     request: Request, client: Caller, job_id: JobId, page_size: PageSize = MAX_PAGE, cursor: Cursor = None
@@ -354,7 +354,7 @@ def get_manifest(
     status_code=HTTPStatus.TEMPORARY_REDIRECT,
     response_class=RedirectResponse,
     responses={
-        **problems(404, 410, 422),
+        **problems(404, 410),
         307: {"description": "Go there to read the file.", "headers": {"Location": header("Readable for an hour.")}},
     },
 )
@@ -387,7 +387,7 @@ def download(
     summary="Stop a job",
     status_code=HTTPStatus.ACCEPTED,
     response_model=JobView,
-    responses={**problems(404, 409, 422), 202: {"headers": _JOB_HEADERS, "description": "It stops or has stopped."}},
+    responses={**problems(404, 409), 202: {"headers": _JOB_HEADERS, "description": "It stops or has stopped."}},
 )
 def cancel(request: Request, client: Caller, job_id: JobId) -> Response:
     """Waiting chunks never start; running ones stop within a heartbeat. Repeating it is harmless."""
@@ -402,7 +402,7 @@ def cancel(request: Request, client: Caller, job_id: JobId) -> Response:
     summary="Try the failed chunks of a failed job again",
     status_code=HTTPStatus.ACCEPTED,
     response_model=JobView,
-    responses={**problems(404, 409, 422), 202: {"headers": _JOB_HEADERS, "description": "The job goes on."}},
+    responses={**problems(404, 409), 202: {"headers": _JOB_HEADERS, "description": "The job goes on."}},
 )
 def retry(request: Request, client: Caller, job_id: JobId) -> Response:
     """Only the failed ones; files that are there stay there."""
