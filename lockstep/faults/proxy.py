@@ -1,7 +1,7 @@
 """A TCP proxy that does to connections what networks do: slow, reset, swallowed, cut, the answer lost after the deed.
 
-What belongs here: bytes between two sockets, and one toxic at a time. What does not: when which toxic is set
-(nemesis.py). All proxies of a lab share one event loop in one thread.
+What belongs here: bytes between two sockets (`Door`), and one toxic at a time. What does not: when which toxic is set
+(nemesis.py), and the weather of the demo (stack/demo/lossy.py). All doors of a loop share one thread.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 LOOPBACK = "127.0.0.1"
 _CHUNK = 65536
 _LIFT_SECONDS = 0.1
 _START_SECONDS = 10.0
 _RESET = struct.pack("ii", 1, 0)
+
+Fate = TypeVar("Fate")
 
 
 class Toxic(StrEnum):
@@ -41,17 +43,20 @@ class Dose(NamedTuple):
     amount: float = 0.0
 
 
-@dataclass
-class ToxicProxy:
-    """One door to one upstream. Whatever is set counts for open connections too."""
+class Door(Generic[Fate]):
+    """A port of this machine in front of one upstream. What becomes of the bytes is decided by `_begin` and `_pass`."""
 
-    name: str
     upstream: tuple[str, int]
     port: int = 0
-    dose: Dose | None = None
-    struck: Counter[str] = field(default_factory=Counter)
-    """How often each toxic did something to a connection: one that met nobody was no fault."""
-    _serving: set[asyncio.Task[None] | None] = field(default_factory=set, repr=False)
+    _serving: set[asyncio.Task[None] | None]
+
+    def _begin(self) -> Fate | None:
+        """What a new connection carries with it; None: it is reset at once."""
+        raise NotImplementedError
+
+    async def _pass(self, data: bytes, target: asyncio.StreamWriter, fate: Fate, *, answers: bool) -> bool:
+        """Send one piece on, as far as it may go. False: the connection ends here, with a reset."""
+        raise NotImplementedError
 
     async def open(self) -> asyncio.Server:
         """Listen on a free port of this machine."""
@@ -68,8 +73,8 @@ class ToxicProxy:
             self._serving.discard(task)
 
     async def _connect(self, client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        if self._is(Toxic.RESET):
-            self._meet(Toxic.RESET)
+        fate = self._begin()
+        if fate is None:
             _abort(back)
             return
         try:
@@ -79,8 +84,8 @@ class ToxicProxy:
             return
         ends = (back, forth)
         pumps = [
-            asyncio.create_task(self._pump(client, forth, ends, answers=False)),
-            asyncio.create_task(self._pump(server, back, ends, answers=True)),
+            asyncio.create_task(self._pump(client, forth, ends, fate, answers=False)),
+            asyncio.create_task(self._pump(server, back, ends, fate, answers=True)),
         ]
         try:
             await asyncio.gather(*pumps)
@@ -93,13 +98,14 @@ class ToxicProxy:
         source: asyncio.StreamReader,
         target: asyncio.StreamWriter,
         ends: tuple[asyncio.StreamWriter, asyncio.StreamWriter],
+        fate: Fate,
         *,
         answers: bool,
     ) -> None:
-        """Carry bytes one way until either side ends, or a toxic ends both."""
+        """Carry bytes one way until either side ends, or `_pass` ends both."""
         try:
             while data := await source.read(_CHUNK):
-                if not await self._pass(data, target, answers=answers):
+                if not await self._pass(data, target, fate, answers=answers):
                     for end in ends:
                         _abort(end)
                     return
@@ -109,25 +115,43 @@ class ToxicProxy:
             for end in ends:
                 _abort(end)
 
-    async def _pass(self, data: bytes, target: asyncio.StreamWriter, *, answers: bool) -> bool:
-        """Send one piece on, as far as the toxic lets it. False: the connection ends here."""
+
+@dataclass
+class ToxicProxy(Door[str]):
+    """One door to one upstream. Whatever is set counts for open connections too."""
+
+    name: str
+    upstream: tuple[str, int]
+    port: int = 0
+    dose: Dose | None = None
+    struck: Counter[str] = field(default_factory=Counter)
+    """How often each toxic did something to a connection: one that met nobody was no fault."""
+    _serving: set[asyncio.Task[None] | None] = field(default_factory=set, repr=False)
+
+    def _begin(self) -> str | None:
+        if self._is(Toxic.RESET):
+            self._meet(Toxic.RESET)
+            return None
+        return self.name
+
+    async def _pass(self, data: bytes, target: asyncio.StreamWriter, fate: str, *, answers: bool) -> bool:
         dose = self.dose
         if dose is None:
-            return await _send(target, data)
+            return await send(target, data)
         if dose.toxic is Toxic.LOSE_ANSWER and not answers:
-            return await _send(target, data)
+            return await send(target, data)
         if dose.toxic is Toxic.CUT and len(data) <= dose.amount:
-            return await _send(target, data)
+            return await send(target, data)
         self._meet(dose.toxic)
         if dose.toxic is Toxic.LATENCY:
             await asyncio.sleep(dose.amount)
-            return await _send(target, data)
+            return await send(target, data)
         if dose.toxic is Toxic.BLACK_HOLE:
             while self._is(Toxic.BLACK_HOLE):  # nobody hears anything; what was sent meanwhile is gone
                 await asyncio.sleep(_LIFT_SECONDS)
             return False
         if dose.toxic is Toxic.CUT:
-            await _send(target, data[: int(dose.amount)])
+            await send(target, data[: int(dose.amount)])
         return False
 
     def _is(self, toxic: Toxic) -> bool:
@@ -138,7 +162,7 @@ class ToxicProxy:
 
 
 class ProxyLoop:
-    """The event loop of all proxies, in a thread of its own."""
+    """The event loop of all doors, in a thread of its own."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -160,8 +184,12 @@ class ProxyLoop:
     def open(self, name: str, host: str, port: int) -> ToxicProxy:
         """A proxy in front of this address."""
         proxy = ToxicProxy(name, (host, port))
-        self._servers.append(self._run(proxy.open()))
+        self.serve(proxy)
         return proxy
+
+    def serve(self, door: Door[Any]) -> None:
+        """Open this door, until the loop ends."""
+        self._servers.append(self._run(door.open()))
 
     async def _end(self) -> None:
         for server in self._servers:
@@ -175,7 +203,8 @@ class ProxyLoop:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_SECONDS)
 
 
-async def _send(target: asyncio.StreamWriter, data: bytes) -> bool:
+async def send(target: asyncio.StreamWriter, data: bytes) -> bool:
+    """Send it all; True, as a piece that was passed on."""
     target.write(data)
     await target.drain()
     return True
