@@ -240,7 +240,7 @@ def ticks_report(context: dg.AssetExecutionContext, spark: SparkResource) -> dg.
     with open_silver(load_settings(), application_name="lockstep-gold-run") as silver:
         moved = list(silver.store.applied_pages(_cursor(context, REPORT_ASSET)))
         report = silver.report(spark.spark_session)
-        found = report.publish(days_of(moved), run=context.run_id, now=silver.clock.now())
+        found = report.publish(days_of(moved), run=context.run.run_id, now=silver.clock.now())
     days = {day.isoformat(): rows for day, rows in found.day_rows.items()}
     return _folded(moved, {"day_rows": days, "sessions_version": found.sessions or ""})
 

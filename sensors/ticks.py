@@ -6,6 +6,9 @@ a group (lockstep/ticks/silver/intake.py). A message is deleted by the worker, w
 
 from __future__ import annotations
 
+import json
+from typing import NamedTuple
+
 import dagster as dg
 
 from jobs.lanes import LANE_TAG
@@ -21,6 +24,7 @@ from resources.silver import Silver, open_silver
 
 RECEIVE_SECONDS = 25.0  # a tick is cut at 60 s, and what it had decided by then would be lost
 SWEEP_SECONDS = 60.0
+MOST_LATER = 500
 _IN_FLIGHT = [
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
@@ -28,6 +32,26 @@ _IN_FLIGHT = [
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 ]
+
+
+class Cursor(NamedTuple):
+    """What a pass leaves to the next one. All of it only saves time: one that cannot be read is an empty one."""
+
+    swept_at: float = 0.0
+    later: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, text: str | None) -> Cursor:
+        """The cursor of the last pass."""
+        try:
+            found = json.loads(text or "{}")
+            return cls(float(found["swept_at"]), tuple(map(str, found["later"])))
+        except (ValueError, KeyError, TypeError):
+            return cls()
+
+    def render(self) -> str:
+        """As Dagster keeps it."""
+        return json.dumps(self._asdict())
 
 
 @dg.sensor(
@@ -43,8 +67,9 @@ _IN_FLIGHT = [
 def ticks_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
     """One bounded pass over the queue, and every minute a sweep."""
     with open_silver(load_settings(), application_name="lockstep-ticks-sensor") as silver:
-        cursor = _sweep_if_due(context, silver)
-        found = silver.intake.look(lambda lane: is_busy(context.instance, lane), seconds=RECEIVE_SECONDS)
+        before = Cursor.read(context.cursor)
+        swept_at = _sweep_if_due(context, silver, before.swept_at)
+        found = silver.intake.look(lambda lane: is_busy(context.instance, lane), before.later, seconds=RECEIVE_SECONDS)
     for words in found.waiting[:20]:
         context.log.info("%s", words)
     ticks = [tick for group in found.groups for tick in group.ticks]
@@ -53,7 +78,7 @@ def ticks_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
     return dg.SensorResult(
         run_requests=[build_run_request(group) for group in found.groups],
         asset_events=[bronze_event(tick) for group in found.groups if group.attempt == 1 for tick in group.ticks],
-        cursor=cursor,
+        cursor=Cursor(swept_at, tuple(found.later[:MOST_LATER])).render(),
         skip_reason=None if found.groups else skip,
     )
 
@@ -92,23 +117,19 @@ def is_busy(instance: dg.DagsterInstance, lane: Lane) -> bool:
     return bool(instance.get_runs(filters=filters, limit=1))
 
 
-def _sweep_if_due(context: dg.SensorEvaluationContext, silver: Silver) -> str:
-    """The cursor is only the time of the last sweep; one that cannot be read means that a sweep is due."""
+def _sweep_if_due(context: dg.SensorEvaluationContext, silver: Silver, swept_at: float) -> float:
+    """Sweep every minute. Returns when it was done last."""
     now = silver.clock.now().timestamp()
-    try:
-        swept_at = float(context.cursor or 0)
-    except ValueError:
-        swept_at = 0.0
     if now - swept_at < SWEEP_SECONDS:
-        return str(context.cursor)
+        return swept_at
     try:
         swept = sweep(silver.store, silver.dispatches, silver.queue, clock=silver.clock)
     except LockstepError as error:  # messages may still come: they must not wait for a sweep that cannot be done
         context.log.error("not swept: %s", error)
-        return str(swept_at)
+        return swept_at
     if swept.enqueued:
         context.log.warning("ticks without a live dispatch were enqueued again: %s", ", ".join(swept.enqueued[:20]))
-    return str(now)
+    return now
 
 
 sensors = [ticks_sensor]

@@ -6,7 +6,7 @@ only turns groups into runs. Messages are hints: a group is the chain that the l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
@@ -53,6 +53,7 @@ class Pass:
     received: int = 0
     deleted: int = 0
     waiting: list[str] = field(default_factory=list)
+    later: list[str] = field(default_factory=list)  # projects to look at again before a message of theirs comes back
     errors: list[Exception] = field(default_factory=list)
 
 
@@ -68,16 +69,25 @@ class Intake:
         self._clock = clock or SystemClock()
         self._settler = Settler(dispatches, queue, self._clock)
 
-    def look(self, is_busy: Callable[[Lane], bool], *, seconds: float = 25.0, most: int = MOST_MESSAGES) -> Pass:
+    def look(
+        self,
+        is_busy: Callable[[Lane], bool],
+        also: Iterable[str] = (),
+        *,
+        seconds: float = 25.0,
+        most: int = MOST_MESSAGES,
+    ) -> Pass:
         """Receive what is there, within bounds, and dispatch what may run.
 
         Args:
             is_busy: Whether a run of this lane is queued or at work; then nothing is dispatched for it.
+            also: Projects to look at even without a message: the `later` of the pass before. Their messages are hidden
+                for minutes, but their lane may be free the moment its run ends.
             seconds: How long to go on receiving.
             most: How many messages at most.
         """
         done = Pass()
-        by_project: dict[str, list[Received]] = {}
+        by_project: dict[str, list[Received]] = {project: [] for project in also}
         for one in self._receive(seconds, most):
             done.received += 1
             if one.message is None:
@@ -93,6 +103,7 @@ class Intake:
             except LockstepError as error:  # one project must not stop the others; its messages come back
                 _log.error("project not looked at", project=project_id, error=str(error))
                 done.errors.append(error)
+                done.later.append(project_id)
         if done.errors and len(done.errors) == len(by_project):
             raise done.errors[0]
         return done
@@ -109,11 +120,12 @@ class Intake:
 
     def _project(self, project_id: str, messages: list[Received], is_busy: Callable[[Lane], bool], done: Pass) -> None:
         lane = self._store.lane(project_id)
-        waiting = self._drop_finished(messages, done)
-        if not waiting:
+        waiting = self._drop_finished(messages, done) if messages else []
+        if messages and not waiting:
             return
         if is_busy(lane):
             self._hide(waiting, done, "its lane is at work", BUSY_SECONDS)
+            done.later.append(project_id)
             return
         plan = self._store.plan(lane, limit=MOST_TICKS)
         crash_point("silver.intake.before_dispatch")
@@ -123,6 +135,7 @@ class Intake:
             done.groups.append(group)
             rest = [one for one in waiting if _tick(one) not in group.tick_ids]
             self._hide(rest, done, "its turn comes later", BUSY_SECONDS)
+            done.later.append(project_id)
         elif plan.why is not None:
             self._hide(waiting, done, f"the lane is {plan.why} {plan.at}".strip(), rules.HIDDEN_SECONDS)
         else:

@@ -69,6 +69,22 @@ def test_a_lane_that_is_at_work_is_left_alone_and_others_are_not(world: World):
     assert world.queue.depth().total == 2, "no message is deleted before its tick is done"
 
 
+def test_a_lane_goes_on_as_soon_as_its_run_has_ended(world: World):
+    """Guards a wait of minutes: the messages that came during the run are hidden for longer than the run takes."""
+    project = world.project()
+    world.commit(project, *(Planned({"orders": [row(n)]}) for n in range(2)))
+    world.send(*project.ticks)
+    first = _look(world, lambda lane: True)
+    assert (first.groups, first.later) == ([], [project.project_id])
+    assert _look(world).groups == [], "its messages are hidden"
+    second = world.intake.look(_idle, first.later)
+    assert [group.tick_ids for group in second.groups] == [tuple(project.ticks)]
+    assert world.intake.look(_idle, second.later).groups == [], "what is dispatched is not dispatched again"
+    world.drain(project)
+    assert world.intake.look(_idle, [project.project_id, "nobody"]).later == [], "nothing is left to wait for"
+    world.assert_equals_oracle(project)
+
+
 def test_a_message_that_nobody_understands_stays_for_the_dead_letters(world: World):
     project = world.project()
     world.commit(project, Planned({"orders": [row(1)]}))
