@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from bench.place import own_stack
 from bench.report import PARTS, Context, show
 from lockstep.kernel.errors import InvalidInput
 
@@ -33,11 +34,12 @@ def bench(
     if part is not None and part not in PARTS:
         raise InvalidInput(f"there is no benchmark {part}.", next_step=f"choose from {', '.join(PARTS)}.")
     results = {}
-    for name in [part] if part else PARTS:
-        context = Context(quick=quick, say=lambda words: console.print(f"  {words}", highlight=False))
-        result = import_module(f"bench.{name}").run(context)
-        show(name, result, console)
-        results[name] = result.as_json()
+    with own_stack():
+        for name in [part] if part else PARTS:
+            context = Context(quick=quick, say=lambda words: console.print(f"  {words}", highlight=False))
+            result = import_module(f"bench.{name}").run(context)
+            show(name, result, console)
+            results[name] = result.as_json()
     if json_file:
         json_file.write_text(json.dumps(results, indent=2))
     if page:

@@ -42,6 +42,7 @@ from lockstep.readiness.triggers.base import Triggers
 from lockstep.readiness.worker import Driver, Limits
 from resources.clients import aws_client
 from stack.environment import adopt
+from stack.lifecycle import Stack
 from stack.provision import TABLES, definition
 
 START = datetime(2026, 3, 10, 8, tzinfo=UTC)
@@ -113,6 +114,7 @@ def _ticks(context: Context, result: Result) -> None:
     """
     many = 200 if context.quick else 1000
     few = many // 10
+    Stack(load_settings()).up(["dynamodb"])
     adopt(load_settings())
     with _table() as small, _table() as large:
         ticks = {few: _waiting(small, few), many: _waiting(large, many)}
