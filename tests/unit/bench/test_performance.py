@@ -41,7 +41,7 @@ def test_a_run_of_one_part_renews_that_part_and_keeps_the_others(tmp_path: Path)
     performance.write(page, {"ticks": _result()})
     made = performance.write(page, {"readiness": {**_result(), "samples": {}}})
     words = page.read_text()
-    assert words.index("## ticks") < words.index("## readiness")
+    assert words.index("## readiness") < words.index("## ticks")
     assert "| `slow` | 2.00 | at least 2.5 | missed |" in words
     assert "| `growth` | 1.00 | at most 1.25 | met |" in words
     pictures = [one for one in made if one.suffix == ".png"]
