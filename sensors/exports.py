@@ -19,6 +19,7 @@ from lockstep.kernel.settings import load_settings
 from platform_assets.exports import BatchConfig
 from resources.aws import SqsResource
 from resources.exports import export_limits, state_pool
+from sensors import EVERY_LOOP_SECONDS
 
 CHUNKS_PER_CONNECTION = 100
 """So many chunks of a batch for each connection: enough to be worth a run, few enough to decide anew soon."""
@@ -34,7 +35,7 @@ TASKS_TAG = "lockstep/export-tasks"
 @dg.sensor(
     name="export_chunks_sensor",
     job=export_chunks_job,
-    minimum_interval_seconds=5,
+    minimum_interval_seconds=EVERY_LOOP_SECONDS,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description=(
         "Turns waiting export chunks into runs: fair between clients and jobs, never more Spark tasks than the "

@@ -20,6 +20,7 @@ from lockstep.selftest import rules
 from lockstep.selftest.model import LANE, QUEUE, TABLE, TOKEN_TAG, RunOutcome, SelftestRequest
 from platform_assets.selftest import SelftestConfig
 from resources.aws import SqsResource
+from sensors import EVERY_LOOP_SECONDS
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -34,7 +35,7 @@ _FAILED = {dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 @dg.sensor(
     name="selftest_sensor",
     job=selftest_job,
-    minimum_interval_seconds=5,
+    minimum_interval_seconds=EVERY_LOOP_SECONDS,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description="Turns self-test messages into runs. A message goes away only when its work is done.",
 )

@@ -21,6 +21,7 @@ from lockstep.ticks.silver.model import SILVER_ASSET, Lane
 from platform_assets.tick_events import add_partitions, bronze_event
 from platform_assets.ticks import GroupConfig
 from resources.silver import Silver, open_silver
+from sensors import EVERY_LOOP_SECONDS
 
 RECEIVE_SECONDS = 25.0  # a tick is cut at 60 s, and what it had decided by then would be lost
 SWEEP_SECONDS = 60.0
@@ -57,7 +58,7 @@ class Cursor(NamedTuple):
 @dg.sensor(
     name="ticks_sensor",
     job=silver_ticks_job,
-    minimum_interval_seconds=5,
+    minimum_interval_seconds=EVERY_LOOP_SECONDS,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description=(
         "Turns committed ticks into silver runs, one per project at a time and in its order. A message goes away only "

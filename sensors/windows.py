@@ -28,6 +28,7 @@ from platform_assets.window_events import partition_of, window_partitions
 from platform_assets.windows import ATTEMPT_TAG, VaultNames
 from resources.aws import DynamoDBResource
 from resources.windows import WindowsResource
+from sensors import EVERY_LOOP_SECONDS
 
 UNIT_TAG = "lockstep/unit"
 DEADLINE_SECONDS = 40
@@ -67,7 +68,7 @@ class Cursor:
 @dg.sensor(
     name="windows_sensor",
     jobs=window_jobs,
-    minimum_interval_seconds=5,
+    minimum_interval_seconds=EVERY_LOOP_SECONDS,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description="Asks for a run when a vault's next window may be applied. Streams wake it; a sweep misses nothing.",
 )

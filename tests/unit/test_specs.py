@@ -6,6 +6,7 @@ import dagster as dg
 import pytest
 
 from platform_assets.definitions import defs
+from sensors import EVERY_LOOP_SECONDS
 
 SPECS = {spec.key.to_user_string(): spec for spec in sorted(defs.resolve_all_asset_specs(), key=lambda one: one.key)}
 
@@ -51,4 +52,4 @@ def test_every_sensor_is_described_and_awake_from_the_start():
     for sensor in defs.sensors or ():
         assert sensor.description, sensor.name
         assert sensor.default_status == dg.DefaultSensorStatus.RUNNING, sensor.name
-        assert (sensor.minimum_interval_seconds or 0) >= 5, sensor.name
+        assert (sensor.minimum_interval_seconds or 0) >= EVERY_LOOP_SECONDS, sensor.name
