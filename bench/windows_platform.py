@@ -118,7 +118,7 @@ class Platform:
         return {
             "sensor": run["creationTime"] - self._asked_at,
             "queue and process start": run["startTime"] - run["creationTime"],
-            "opening stores and session": rest,
+            "opening, events and the rest": rest,
             "Spark staging, waited for": spent.get("waited", 0.0),
             "commits": spent.get("commit", 0.0),
         }

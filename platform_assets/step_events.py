@@ -32,7 +32,7 @@ def step_entry(context: dg.AssetExecutionContext, **what: Any) -> EventLogEntry:
         error_info=None,
         level=20,
         user_message="",
-        run_id=context.run_id,
+        run_id=context.run.run_id,
         timestamp=time.time(),
         step_key=step.step.key,
         job_name=step.job_name,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 
 import dagster as dg
@@ -78,27 +79,44 @@ def picture(windows: Sequence[Applied], width: int = 48) -> dg.MetadataValue:
 
 
 class WindowReporter:
-    """Collects committed windows and stores their events, except the run's own partition, which the run returns."""
+    """Collects committed windows and stores their events, except the run's own partition, which the run returns.
+
+    Events are stored by a thread of its own: Dagster's database must not make the next commit wait. One call is under
+    way at a time; what is committed meanwhile goes with the next one. A call that failed fails the run.
+    """
 
     def __init__(self, context: dg.AssetExecutionContext, own: str) -> None:
         self._context = context
         self._own = own
         self._waiting: list[Applied] = []
         self._flushed_at = time.monotonic()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="report")
+        self._under_way: Future[None] | None = None
         self.seen: list[Applied] = []
 
     def add(self, window: Applied) -> None:
         """Remember a commit; store the waiting events when there are many or a second has passed."""
         self.seen = [*self.seen[-95:], window]
         self._waiting.append(window)
-        if len(self._waiting) >= FLUSH_EVENTS or time.monotonic() - self._flushed_at > FLUSH_SECONDS:
-            self.flush()
+        due = len(self._waiting) >= FLUSH_EVENTS or time.monotonic() - self._flushed_at > FLUSH_SECONDS
+        if due and (self._under_way is None or self._under_way.done()):
+            self._store()
 
-    def flush(self) -> None:
-        """Store what is waiting."""
+    def close(self) -> None:
+        """Store what is waiting, and return when all is stored."""
+        with self._pool:
+            self._store()
+        self._settle()
+
+    def _store(self) -> None:
+        self._settle()
         windows = [one for one in self._waiting if partition_of(one.start) != self._own]
         self._waiting, self._flushed_at = [], time.monotonic()
-        report(self._context, windows)
+        self._under_way = self._pool.submit(report, self._context, windows)
+
+    def _settle(self) -> None:
+        if self._under_way is not None:
+            self._under_way.result()
 
 
 def report(context: dg.AssetExecutionContext, windows: Sequence[Applied]) -> None:

@@ -127,12 +127,12 @@ def _applied_windows(names: VaultNames, settings: Settings) -> dg.AssetsDefiniti
                     own=own + WINDOW,
                     by_hand=by_hand,
                     progress=reporter.add,
-                    actor=f"run {context.run_id}",
+                    actor=f"run {context.run.run_id}",
                 )
             except LockstepError as error:
                 raise dg.Failure(str(error), allow_retries=False) from error
             finally:
-                reporter.flush()
+                reporter.close()
             context.log.info("%s windows, %s rows: %s", drained.applied, drained.rows, drained.reason)
             return _own_result(worker.store, names, context.partition_key, drained)
 
