@@ -279,7 +279,8 @@ def spark_configuration(site: Site) -> dict[str, str]:
         "spark.scheduler.mode": "FAIR",
         "spark.scheduler.allocation.file": str(site.home.run / "fairscheduler.xml"),
     }
-    return configuration | _s3a(site) | (cluster.driver_settings(site) if site.clustered else {})
+    given = dict(option.split("=", 1) for option in site.settings.spark_options.split())
+    return configuration | _s3a(site) | (cluster.driver_settings(site) if site.clustered else {}) | given
 
 
 def _s3a(site: Site) -> dict[str, str]:

@@ -39,6 +39,12 @@ os.environ["LOCKSTEP_HOME"] = str(TEST_HOME)
 if CLUSTERED:  # the same tests, with Spark as a master and two workers: make test-cluster
     os.environ["LOCKSTEP_SPARK_CLUSTER"] = "true"
 os.environ["LOCKSTEP_SPARK_MEMORY"] = "2g"  # one server for hundreds of tests and their sessions
+# Tests ask thousands of different questions about a handful of rows: compiling each and planning it anew in the middle
+# would be most of the work. The demo, the benchmarks and the cluster's tests run with Spark's own settings.
+if not CLUSTERED:
+    os.environ["LOCKSTEP_SPARK_OPTIONS"] = (
+        "spark.sql.codegen.wholeStage=false spark.sql.codegen.factoryMode=NO_CODEGEN spark.sql.adaptive.enabled=false"
+    )
 # A test run is over before Java's second compiler has paid for itself: it would take a third of Spark's processor time.
 # The size of the code cache is the usual one, which Java cuts to a fifth with one compiler: Spark would die of it.
 os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"

@@ -196,6 +196,12 @@ class Settings(BaseSettings):
     spark_memory: str = Field(
         default="1g", pattern=r"^\d+[mg]$", description="Heap of the embedded Spark server.", examples=["1g"]
     )
+    spark_options: str = Field(
+        default="",
+        pattern=r"^((^| )spark\.[\w.]+=\S+)*$",
+        description="More settings of the embedded Spark server, `name=value` with blanks between them; they win.",
+        examples=["spark.sql.shuffle.partitions=8 spark.sql.adaptive.enabled=false"],
+    )
     spark_cluster: bool = Field(
         default=False,
         description="Start the embedded Spark as a standalone master with two workers, as `up --spark-cluster` does.",

@@ -41,6 +41,15 @@ def test_the_server_is_told_of_the_master_only_on_a_cluster(site: parts.Site):
     assert parts.spark_configuration(plain)["spark.master"] == "local[4]"
 
 
+def test_options_of_the_user_win_and_what_is_none_is_refused(site: parts.Site):
+    settings = load_settings(home=site.home.root, spark_options="spark.master=local[1] spark.some.pair=a=b")
+    found = parts.spark_configuration(parts.Site(settings, site.home, site.ports, site.environment))
+    assert (found["spark.master"], found["spark.some.pair"]) == ("local[1]", "a=b")
+    for bad in ("shuffle=1", "spark.alone", "spark.a=1  spark.b=2"):
+        with pytest.raises(InvalidInput, match="LOCKSTEP_SPARK_OPTIONS"):
+            load_settings(spark_options=bad)
+
+
 def test_master_and_workers_listen_on_loopback_and_carry_no_secret(site: parts.Site):
     made = site.home.credentials()
     for part in parts.CLUSTER_PARTS:
