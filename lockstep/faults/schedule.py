@@ -213,6 +213,7 @@ class World:
         self.random = random.Random(self.seed)  # noqa: S311  # reproducible on purpose
         self._actors: list[Actor] = []
         self._back = _baton()
+        self._at_work: Actor | None = None
         self.unexpected: list[BaseException] = []
 
     def start(self, name: str, body: Callable[[Actor], Any]) -> Actor:
@@ -266,9 +267,7 @@ class World:
         if fault is Fault.CLOCK_JUMP:
             actor.clock.skew += self.random.choice((-7200.0, -60.0, 60.0, 7200.0))
         if fault is Fault.PAUSE:
-            actor.asleep_until = self.time.monotonic() + PAUSE_SECONDS
-            actor.alone = False
-            actor.yield_baton()
+            self._pause(actor, PAUSE_SECONDS)
         result = action()
         if fault is Fault.CRASH_AFTER:
             self._die(actor, step)
@@ -276,11 +275,22 @@ class World:
             raise lost(step)
         return result
 
+    def hang(self, seconds: float) -> None:
+        """Whoever has the baton sleeps, between two calls; the others go on."""
+        if self._at_work is not None:
+            self._pause(self._at_work, seconds)
+
+    def _pause(self, actor: Actor, seconds: float) -> None:
+        actor.asleep_until = self.time.monotonic() + seconds
+        actor.alone = False
+        actor.yield_baton()
+
     def _die(self, actor: Actor, step: str) -> None:
         actor.dead = True
         raise CrashInjected(step)
 
     def _turn(self, actor: Actor, *, alone: bool) -> None:
+        self._at_work = actor
         actor.step(self._back, alone=alone)
         if not self._back.acquire(timeout=_PATIENCE_SECONDS):
             raise Transient(f"{actor.name} did not give the baton back: it waits for something real.", unit="world")

@@ -18,6 +18,7 @@ from lockstep.faults.history import History
 from lockstep.faults.schedule import PAUSE_SECONDS, Actor, RandomPlan, World
 from lockstep.faults.ticks_world import TicksWorld
 from lockstep.faults.windows_world import WindowsWorld
+from lockstep.kernel.crash import hanging_by
 
 TAKEOVER_SECONDS = PAUSE_SECONDS - 40
 CALM_ROUNDS = 30
@@ -55,7 +56,8 @@ def simulate(seed: int, *, rate: float = 0.05, only: str | None = None) -> Resul
         world = World(seed * 3 + number)
         plan = RandomPlan(world.random, rate)
         world.plan = plan
-        settled = run(world, result.history, plan)
+        with hanging_by(world.hang):
+            settled = run(world, result.history, plan)
         result.stores.add(settled.stores())
         result.faults += world.faults
         result.trace += world.trace
