@@ -59,13 +59,15 @@ def silver(settings: Settings, stop: threading.Event) -> None:
     from resources.silver import open_silver  # noqa: PLC0415
     from resources.ticks import WarmSpark  # noqa: PLC0415
 
-    spark, swept = WarmSpark(settings.spark_remote), 0.0
+    spark, swept, later = WarmSpark(settings.spark_remote), 0.0, list[str]()
     with open_silver(settings, application_name="lockstep-silver-hand") as parts:
         while not stop.wait(_PAUSE_SECONDS):
             if time.monotonic() - swept > _SWEEP_SECONDS:
                 swept = time.monotonic()
                 _try("sweep", lambda: sweep(parts.store, parts.dispatches, parts.queue, clock=SystemClock()))
-            for group in parts.intake.look(lambda lane: False).groups:
+            found = parts.intake.look(lambda lane: False, later)
+            later = found.later
+            for group in found.groups:
                 worker = parts.worker(spark.session())
                 run_id = f"hand-{os.getpid()}-{time.monotonic_ns()}"
                 worker.drain(group.lane.project_id, group.tick_ids, run_id=run_id)

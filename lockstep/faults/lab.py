@@ -37,7 +37,8 @@ from lockstep.kernel.errors import LockstepError, Transient
 from lockstep.kernel.settings import PROJECT_ROOT, load_settings
 
 ORIGIN = datetime(2026, 1, 1, tzinfo=UTC)
-CALM_SECONDS = 240.0
+CALM_SECONDS = 480.0
+"""A dispatch that was lost (2 min), a hint that was lost (2 min), a lease (1 min), one after another; then the work."""
 _ADDRESSES = ("LOCKSTEP_POSTGRES_DSN", "LOCKSTEP_WAREHOUSE_DSN", "LOCKSTEP_SOURCE_DSN")
 _DOORS = {
     "postgres": _ADDRESSES,

@@ -140,6 +140,8 @@ class Intake:
             self._hide(waiting, done, f"the lane is {plan.why} {plan.at}".strip(), rules.HIDDEN_SECONDS)
         else:
             self._hide(waiting, done, "an attempt is under way, or its pause is not over", BUSY_SECONDS)
+            if plan.ready:
+                done.later.append(project_id)
 
     def _drop_finished(self, messages: list[Received], done: Pass) -> list[Received]:
         """Delete messages of ticks that are in silver. A worker that died right after its commit gets its DONE here."""
@@ -197,7 +199,7 @@ def sweep(
     *,
     clock: Clock,
     older_than: timedelta = timedelta(minutes=2),
-    again_after: timedelta = timedelta(minutes=5),
+    again_after: timedelta = timedelta(minutes=2),
     most_lanes: int = 100,
     ticks_per_lane: int = 10,
 ) -> Swept:

@@ -26,7 +26,7 @@ PROJECT, TICK, ORDER = SILVER_COLUMNS
 """What silver adds to every row: whose it is, which tick wrote it, and its place among all changes of its key."""
 
 MAX_ATTEMPTS = 5
-DISPATCH_SECONDS = 300.0
+DISPATCH_SECONDS = 120.0
 """How long a dispatched tick waits for its run before it may be dispatched again."""
 
 LEASE_SECONDS = 60.0

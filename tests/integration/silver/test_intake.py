@@ -122,7 +122,7 @@ def test_a_sweep_finds_every_committed_tick_that_nobody_works_on_once(world: Wor
     assert not found & {*young.ticks, *parked.ticks}
     assert _swept(world) == (), "not again so soon"
     group = next(group for group in _look(world).groups if group.lane.project_id == lost.project_id)
-    assert set(_swept(world, timedelta(minutes=4))) & set(lost.ticks) == set(), "a run is on its way"
+    assert set(_swept(world, timedelta(seconds=90))) & set(lost.ticks) == set(), "a run is on its way"
     later = set(_swept(world, timedelta(minutes=20)))
     assert {*lost.ticks, *young.ticks} <= later, "the run never came"
     _apply_all(world, lost, young)
