@@ -56,6 +56,25 @@ def column(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def computed(frame: DataFrame) -> DataFrame:
+    """The frame's rows, computed once, for several statements of its own session.
+
+    Over Spark Connect PySpark binds the result of a checkpoint to the first session of the process, whichever made it.
+    Where a session was opened again, as after a restart of the server, that is another one, and it does not know the
+    rows. So the frame's own session is the active one for the moment.
+    """
+    from pyspark.sql.connect.session import SparkSession as Remote  # noqa: PLC0415  # heavy
+
+    if not isinstance(frame.sparkSession, Remote):
+        return frame.localCheckpoint()
+    place: Any = Remote._active_session
+    before, place.session = getattr(place, "session", None), frame.sparkSession
+    try:
+        return frame.localCheckpoint()
+    finally:
+        place.session = before
+
+
 def literal(value: object) -> str:
     """A value as Spark SQL text, for the places that take no bound parameter: predicates of writes and DML.
 

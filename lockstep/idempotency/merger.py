@@ -196,7 +196,7 @@ def merge_delta(
 
 def checked_delta(contract: Contract, source: DataFrame, *, unit: str) -> DataFrame:
     """The increment, computed once and found fit to be merged. Raises `InvalidInput`."""
-    increment = source.select(*map(delta.column, contract.source_columns)).localCheckpoint()
+    increment = delta.computed(source.select(*map(delta.column, contract.source_columns)))
     text = check_sql(contract, "{increment}", delta.column)
     contract.refuse(source.sparkSession.sql(text, increment=increment).collect()[0].asDict(), unit=unit)
     return increment

@@ -208,3 +208,18 @@ class TestDelta:
             self.merge(spark, tables, [("X", "1", 1, False), ("X", "2", 1, False), (None, "3", 1, None)])
         assert self.merge(spark, tables, [("B", "B", 2, False)]) == 0
         assert self.seen(spark, tables) == "A-U C"
+
+    def test_a_second_session_of_the_process_merges_rows_of_its_own(self, spark: Any, stack: Any, bucket: str):
+        """Guards a worker that opened its session again: PySpark binds checkpoints to the first session there was."""
+        from pyspark.sql import SparkSession
+        from pyspark.sql.connect.session import SparkSession as Remote
+
+        spark.range(1).collect()
+        second = SparkSession.builder.remote(stack.site().environment["LOCKSTEP_SPARK_REMOTE"]).create()
+        try:
+            rows = second.createDataFrame([("A", "1", 1, False)], "id string, v string, seq bigint, gone boolean")
+            increment = merger.checked_delta(CONTRACT, rows, unit="second session")
+            assert increment.sparkSession is second
+            assert Remote.active() is not second, "what was active before is active again"
+        finally:
+            second.stop()
