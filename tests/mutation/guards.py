@@ -243,6 +243,13 @@ IDEMPOTENCY: tuple[Guard, ...] = (
         "if False:",
         (*_MERGER_TESTS, "tests/unit/idempotency/test_merger_text.py"),
     ),
+    Guard(
+        "a session that was opened again finds the rows that it checked",
+        "lockstep/idempotency/delta.py",
+        'before, place.session = getattr(place, "session", None), frame.sparkSession',
+        'before = getattr(place, "session", None)',
+        _MERGER_TESTS,
+    ),
     Guard("a taken key is not overwritten", _KEYED, "    if not replace:\n", "    if False:\n", _KEYED_TESTS),
     Guard(
         "a replaced object is the one that was read",
@@ -344,6 +351,13 @@ _SILVER = "lockstep/ticks/silver/"
 _SILVER_TESTS = ("tests/integration/silver/test_worker.py", "tests/unit/silver/test_rules.py")
 
 SILVER: tuple[Guard, ...] = (
+    Guard(
+        "a lane goes on without waiting for messages that are hidden",
+        f"{_SILVER}intake.py",
+        "{project: [] for project in also}",
+        "{}",
+        ("tests/integration/silver/test_intake.py",),
+    ),
     Guard(
         "a zombie's merge is dropped by Delta",
         f"{_SILVER}tables.py",
