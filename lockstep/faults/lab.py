@@ -37,6 +37,7 @@ from lockstep.kernel.errors import LockstepError, Transient
 from lockstep.kernel.settings import PROJECT_ROOT, load_settings
 
 ORIGIN = datetime(2026, 1, 1, tzinfo=UTC)
+_REPEATED = 5  # ticks before and after the one that silver is at
 CALM_SECONDS = 480.0
 """A dispatch that was lost (2 min), a hint that was lost (2 min), a lease (1 min), one after another; then the work."""
 _ADDRESSES = ("LOCKSTEP_POSTGRES_DSN", "LOCKSTEP_WAREHOUSE_DSN", "LOCKSTEP_SOURCE_DSN")
@@ -362,14 +363,16 @@ class Lab:
         return True
 
     def _repeat(self, chance: random.Random) -> bool:
-        """Every message that is visible now once more, the last one first."""
-        from lockstep.ticks.silver.queue import TickQueue  # noqa: PLC0415
-        from resources.clients import aws_client  # noqa: PLC0415
+        """The messages of an agent's newest ticks once more, the last one first, whether they were done or not."""
+        from lockstep.ticks.silver.queue import message_of  # noqa: PLC0415
+        from resources.silver import open_silver  # noqa: PLC0415
 
-        queue = TickQueue(aws_client("sqs", region=load_settings().aws_region))
-        received = queue.receive(hidden=0)
-        queue.send_again(received[::-1])
-        return bool(received)
+        project = chance.choice(self.agents).project_id
+        with open_silver(load_settings(), application_name="fault-lab") as parts:
+            done = parts.store.lane(project).watermark
+            ticks = parts.store.ticks.chain(project, after=max(0, done - _REPEATED))
+            parts.queue.send([message_of(tick, parts.clock.now()) for tick in reversed(ticks[: 2 * _REPEATED])])
+        return bool(ticks)
 
     # --- what is left -------------------------------------------------------------------------------------------------
 
