@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bench.place import own_stack
+from bench.place import own_environment, own_stack
 from bench.report import PARTS, Context, show
 from lockstep.kernel.errors import InvalidInput
 
@@ -37,7 +37,8 @@ def bench(
     with own_stack():
         for name in [part] if part else PARTS:
             context = Context(quick=quick, say=lambda words: console.print(f"  {words}", highlight=False))
-            result = import_module(f"bench.{name}").run(context)
+            with own_environment():
+                result = import_module(f"bench.{name}").run(context)
             show(name, result, console)
             results[name] = result.as_json()
     if json_file:

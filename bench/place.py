@@ -19,7 +19,26 @@ from stack.lifecycle import Stack
 @contextmanager
 def own_stack() -> Iterator[Path]:
     """A home inside the user's, for all benchmarks of one command. Yields its folder."""
+    with own_environment():
+        yield from _stack()
+
+
+@contextmanager
+def own_environment() -> Iterator[None]:
+    """Variables that are set inside are gone outside.
+
+    Every benchmark takes over the addresses of the parts that it started. To the next one they would mean that these
+    parts are the user's own, and not to be started.
+    """
     before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _stack() -> Iterator[Path]:
     forget_own()
     settings = load_settings()
     _forget_addresses(Stack(settings))
@@ -30,8 +49,6 @@ def own_stack() -> Iterator[Path]:
         yield stack.home.root
     finally:
         stack.reset()
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _forget_addresses(users: Stack) -> None:
