@@ -30,7 +30,7 @@ class Sizes:
     large_rows: int = 2_000_000
 
 
-QUICK = Sizes(backlog=192, repeat=1, small=24, singles=3, dlt=4, large_rows=200_000)
+QUICK = Sizes(backlog=96, repeat=1, small=12, singles=2, dlt=2, large_rows=100_000)
 
 
 def run(context: Context) -> Result:
