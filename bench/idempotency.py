@@ -201,7 +201,10 @@ BLOCKS: tuple[tuple[str, Callable[[Place, int], Pair]], ...] = (
 
 
 def run(context: Context) -> Result:
-    """Measure every block at two sizes, or at the small one. A ratio of 1.3 means: the block takes 1.3 times as long as the naive write."""
+    """Measure every block at two sizes, or at the small one.
+
+    A ratio of 1.3 means: the block takes 1.3 times as long as the naive write.
+    """
     result = Result()
     samples = QUICK_SAMPLES if context.quick else SAMPLES
     sizes = (10_000,) if context.quick else (10_000, 1_000_000)
