@@ -31,7 +31,7 @@ from lockstep.kernel.postgres import Connection, connect, transaction
 from lockstep.kernel.settings import load_settings
 from stack.lifecycle import Stack
 
-SAMPLES, QUICK_SAMPLES = 3, 2
+SAMPLES, QUICK_SAMPLES = 3, 1
 
 
 class Place(NamedTuple):

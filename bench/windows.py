@@ -89,7 +89,8 @@ def _backlog(context: Context, platform: Platform, files: Files, sizes: Sizes, r
     result.samples["platform, s"], result.samples["hand-written, s"] = ours, theirs
     for name in splits[0]:
         result.samples[f"  of that: {name}, s"] = [split[name] for split in splits]
-    result.ratio("vs_handwritten", median(theirs) / median(ours), Target(1.2))
+    # A few windows are over before the run has begun: only the whole backlog is held against the loader.
+    result.ratio("vs_handwritten", median(theirs) / median(ours), None if context.quick else Target(1.2))
     each = median(result.samples["one run per window, s each"])
     result.ratio("vs_run_per_window", each * sizes.backlog / median(ours), Target(30))
     result.ratio("memory_growth", max(peaks) / little(), Target(1.2, at_least=False))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bench.windows_files import COLUMNS, OBJECTS, Published
 from lockstep.kernel import postgres
 from lockstep.windows.model import BUCKET, FileType, file_key
+from stack.jars import cache_folder
 
 if TYPE_CHECKING:
     from bench.windows_platform import Platform
@@ -55,7 +56,7 @@ def by_hand(dsn: str, s3: Any, windows: Sequence[Published]) -> None:
 
 def with_dlt(platform: Platform, windows: Sequence[Published], say: Callable[[str], None]) -> list[float] | None:
     """Seconds that dlt needs for each window, in an environment of its own; None, with a word, if it cannot be had."""
-    python = _dlt_environment(platform.home / "bench" / "dlt", say)
+    python = _dlt_environment(cache_folder().parent / "dlt", say)  # kept: making it takes half a minute
     if python is None:
         return None
     work = [
