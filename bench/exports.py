@@ -52,7 +52,7 @@ _FORGET_CLIENT = "DELETE FROM exports.client WHERE client_id = %s"
 
 
 def run(context: Context) -> Result:
-    """Everything, on the stack of this project."""
+    """Everything, on the stack of the benchmarks."""
     from stack.environment import adopt  # noqa: PLC0415
     from stack.lifecycle import Stack  # noqa: PLC0415
 

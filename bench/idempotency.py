@@ -29,6 +29,7 @@ from lockstep.kernel.ids import SystemIds
 from lockstep.kernel.migrate import migrate
 from lockstep.kernel.postgres import Connection, connect, transaction
 from lockstep.kernel.settings import load_settings
+from stack.environment import adopt
 from stack.lifecycle import Stack
 
 SAMPLES, QUICK_SAMPLES = 3, 1
@@ -208,12 +209,13 @@ def run(context: Context) -> Result:
     result = Result()
     samples = QUICK_SAMPLES if context.quick else SAMPLES
     sizes = (10_000,) if context.quick else (10_000, 1_000_000)
-    with _stack() as site:
-        for name, block in BLOCKS:
-            for rows in sizes:
-                context.say(f"{name}: {rows} rows")
-                with _place(site) as place:
-                    _measure(result, f"{name} {rows // 1000}k", block(place, rows), samples)
+    Stack(load_settings()).up(["postgres", "s3", "spark"])
+    adopt(load_settings())
+    for name, block in BLOCKS:
+        for rows in sizes:
+            context.say(f"{name}: {rows} rows")
+            with _place() as place:
+                _measure(result, f"{name} {rows // 1000}k", block(place, rows), samples)
     return result
 
 
@@ -229,29 +231,15 @@ def _measure(result: Result, name: str, pair: Pair, samples: int) -> None:
 
 
 @contextmanager
-def _stack() -> Iterator[dict[str, str]]:
-    stack = Stack(load_settings())
-    stack.up(["postgres", "s3", "spark"])
-    environment = dict(stack.site().environment)
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    try:
-        yield environment
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-@contextmanager
-def _place(site: dict[str, str]) -> Iterator[Place]:
+def _place() -> Iterator[Place]:
     from pyspark.sql import SparkSession  # noqa: PLC0415  # heavy; only when a benchmark runs
 
     name = f"bench_{secrets.token_hex(4)}"
-    state = site["LOCKSTEP_POSTGRES_DSN"]
+    state = os.environ["LOCKSTEP_POSTGRES_DSN"]
     dsn = state.rsplit("/", 1)[0] + f"/{name}"
     s3, bucket = boto3.client("s3"), name.replace("_", "-")
     s3.create_bucket(Bucket=bucket)
-    spark = SparkSession.builder.remote(site["LOCKSTEP_SPARK_REMOTE"]).create()
+    spark = SparkSession.builder.remote(os.environ["LOCKSTEP_SPARK_REMOTE"]).create()
     with psycopg.connect(state, autocommit=True) as admin:
         admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         try:

@@ -53,7 +53,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 def run(context: Context) -> Result:
-    """Everything, on the stack of this project."""
+    """Everything, on the stack of the benchmarks."""
     from stack.environment import adopt  # noqa: PLC0415
     from stack.lifecycle import Stack  # noqa: PLC0415
 

@@ -34,7 +34,7 @@ QUICK = Sizes(backlog=96, repeat=1, small=12, singles=2, dlt=2, large_rows=100_0
 
 
 def run(context: Context) -> Result:
-    """Measure on the stack of this home, on the last vault of its settings, from wherever its chain stands."""
+    """Measure on the stack of the benchmarks, on the last vault of its settings, whose chain begins here."""
     sizes, result = QUICK if context.quick else Sizes(), Result()
     platform = Platform.start(PARTS)
     try:

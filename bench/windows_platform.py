@@ -21,8 +21,6 @@ from bench.windows_files import Published
 from lockstep.kernel import postgres
 from lockstep.kernel.errors import Terminal
 from lockstep.kernel.settings import Settings, load_settings
-from lockstep.windows.ledger import WindowLedger
-from lockstep.windows.model import QueueRow, WindowStatus
 from lockstep.windows.queue import WindowQueue
 from lockstep.windows.store import WindowStore
 from resources.clients import aws_client
@@ -40,7 +38,7 @@ query($run: ID!) { logsForRun(runId: $run) { ... on EventConnection { events {
 
 
 class Platform:
-    """The stack of this home, and one vault of its settings."""
+    """The benchmarks' own stack, and one vault of its settings."""
 
     def __init__(self, settings: Settings, dagster: str, code_port: int) -> None:
         if settings.warehouse_dsn is None:
@@ -51,8 +49,7 @@ class Platform:
         self._settings = settings
         self._vault = settings.vault_ids[-1]
         self._group = f"vault_{self._vault.replace('-', '_')}"
-        self._dynamodb = aws_client("dynamodb", region=settings.aws_region)
-        self._queue = WindowQueue(self._dynamodb)
+        self._queue = WindowQueue(aws_client("dynamodb", region=settings.aws_region))
         self._store = WindowStore(partial(postgres.connect, self.dsn, application_name="bench-windows"))
         self._dagster, self._code_port = dagster, str(code_port)
         self._asked_at = 0.0
@@ -74,19 +71,10 @@ class Platform:
         self._store.close()
 
     def begin(self) -> str:
-        """Begin the vault's chain if nobody did; refuse a vault with windows of its own."""
+        """Begin the vault's chain. Returns the vault."""
         first = datetime.combine(self._settings.windows_start, datetime.min.time(), UTC)
         self._store.open_lane(self._vault, 1, first, "benchmark")
-        lane = self._store.lane(self._vault)
-        if lane is None or not lane.has_begun or any(row.status is WindowStatus.FAILED for row in self._waiting()):
-            raise Terminal("the vault has windows of its own.", unit=self._vault, next_step="use a fresh stack.")
-        # A benchmark that was interrupted may have left windows behind: they are applied first.
-        self._wait(lambda: not self._waiting(), "what an earlier run left was not applied in time")
-        self.rest()
         return self._vault
-
-    def _waiting(self) -> list[QueueRow]:
-        return WindowLedger(self._dynamodb).pending(self._vault, self.watermark())
 
     def watermark(self) -> datetime:
         """How far the warehouse is."""

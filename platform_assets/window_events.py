@@ -92,11 +92,9 @@ class WindowReporter:
         self._flushed_at = time.monotonic()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="report")
         self._under_way: Future[None] | None = None
-        self.seen: list[Applied] = []
 
     def add(self, window: Applied) -> None:
         """Remember a commit; store the waiting events when there are many or a second has passed."""
-        self.seen = [*self.seen[-95:], window]
         self._waiting.append(window)
         due = len(self._waiting) >= FLUSH_EVENTS or time.monotonic() - self._flushed_at > FLUSH_SECONDS
         if due and (self._under_way is None or self._under_way.done()):

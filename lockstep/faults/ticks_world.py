@@ -184,18 +184,21 @@ class MemorySilver:
     def audit(self, actor: Person, action: str, subject: str, details: dict[str, Any]) -> None:
         """Nobody reads it here."""
 
-    def forgotten(self, *, committed: datetime, hinted: datetime, limit: int) -> list[Lane]:
+    def forgotten(self, *, committed: datetime, now: datetime, again_after: timedelta, limit: int) -> list[Lane]:
         """The lane, if its next tick has waited and nobody was told."""
         waiting = self.ticks.committed_ticks[self.row.watermark :]
         due = bool(waiting) and (waiting[0].committed_at or committed) <= committed and self.row.parked is None
-        return [self.row] if due and (self.hinted_at is None or self.hinted_at <= hinted) else []
+        return [self.row] if due and not self._was_hinted(now, again_after) else []
 
     def may_hint(self, lane: Lane, *, now: datetime, again_after: timedelta) -> bool:
         """Whether this sweep is the first in a while."""
-        if self.hinted_at is not None and self.hinted_at > now - again_after:
+        if self._was_hinted(now, again_after):
             return False
         self.hinted_at = now
         return True
+
+    def _was_hinted(self, now: datetime, again_after: timedelta) -> bool:
+        return self.hinted_at is not None and now - again_after <= self.hinted_at <= now + again_after
 
     def _guard(self, lease: Lease, lane: Lane, tick: Tick) -> None:
         self.leases.guard(lease)

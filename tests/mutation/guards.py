@@ -387,6 +387,20 @@ SILVER: tuple[Guard, ...] = (
         _SILVER_TESTS,
     ),
     Guard(
+        "a lease from the future is not waited for",
+        f"{_SILVER}dispatch.py",
+        '" AND (lease_until <= :now OR lease_until > :longest)"',
+        '" AND (lease_until <= :now OR lease_until > :longest) AND lease_until <= :now"',
+        ("tests/integration/silver/test_intake.py",),
+    ),
+    Guard(
+        "a hint from the future is not believed",
+        f"{_SILVER}store.py",
+        '"ahead": now + again_after}',
+        '"ahead": now + again_after * 1000}',
+        ("tests/integration/silver/test_intake.py",),
+    ),
+    Guard(
         "a tick does not overtake the one before it",
         f"{_SILVER}rules.py",
         "while (tick := by_number.get(lane.watermark + len(ready) + 1)) is not None:",

@@ -18,6 +18,7 @@ from lockstep.kernel.logs import redact_text
 from lockstep.ticks.model import SILVER_DISPATCHED
 from lockstep.ticks.silver.model import (
     DISPATCH_TTL,
+    LONGEST_LEASE,
     Dispatch,
     DispatchState,
     Lane,
@@ -29,7 +30,11 @@ _NAMES = {"#s": "state"}
 
 # An item past its time is no item: DynamoDB deletes it hours or days later, and until then it must not be believed.
 _NEVER_OR_OLDER = "attribute_not_exists(tick_id) OR expires_at <= :epoch OR generation < :generation"
-_SILENT = "generation = :generation AND expires_at > :epoch AND #s <> :done AND lease_until <= :now"
+# A lease beyond the longest that there is was written by a clock that ran ahead (rules.may_take says the same).
+_SILENT = (
+    "generation = :generation AND expires_at > :epoch AND #s <> :done"
+    " AND (lease_until <= :now OR lease_until > :longest)"
+)
 _NOT_FENCED_OFF = "generation = :generation AND (attribute_not_exists(fence) OR fence <= :fence)"
 _TAKE = (
     "SET org_id = :org, project_id = :project, #s = :dispatching, generation = :generation, attempt = {attempt},"
@@ -93,7 +98,10 @@ class DispatchTable:
         mark = "" if fence is None else ", fence = :fence"
         values |= {} if fence is None else {":fence": _n(fence)}
         if fence is None:
-            condition, again = _SILENT, values | {":done": _s(DispatchState.DONE)}
+            condition, again = (
+                _SILENT,
+                values | {":done": _s(DispatchState.DONE), ":longest": _s(_instant(now + LONGEST_LEASE))},
+            )
         else:
             condition, again = _NOT_FENCED_OFF, {name: one for name, one in values.items() if name != ":epoch"}
         item = self._update(tick_id, _TAKE.format(attempt=":one", mark=mark), _NEVER_OR_OLDER, values) or self._update(

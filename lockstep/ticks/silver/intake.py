@@ -121,8 +121,6 @@ class Intake:
     def _project(self, project_id: str, messages: list[Received], is_busy: Callable[[Lane], bool], done: Pass) -> None:
         lane = self._store.lane(project_id)
         waiting = self._drop_finished(messages, done) if messages else []
-        if messages and not waiting:
-            return
         if is_busy(lane):
             self._hide(waiting, done, "its lane is at work", BUSY_SECONDS)
             done.later.append(project_id)
@@ -131,17 +129,16 @@ class Intake:
         crash_point("silver.intake.before_dispatch")
         group = self._dispatch(lane, plan.ready, waiting)
         crash_point("silver.intake.dispatched")
+        if plan.ready:
+            done.later.append(project_id)
         if group is not None:
             done.groups.append(group)
             rest = [one for one in waiting if _tick(one) not in group.tick_ids]
             self._hide(rest, done, "its turn comes later", BUSY_SECONDS)
-            done.later.append(project_id)
         elif plan.why is not None:
             self._hide(waiting, done, f"the lane is {plan.why} {plan.at}".strip(), rules.HIDDEN_SECONDS)
         else:
             self._hide(waiting, done, "an attempt is under way, or its pause is not over", BUSY_SECONDS)
-            if plan.ready:
-                done.later.append(project_id)
 
     def _drop_finished(self, messages: list[Received], done: Pass) -> list[Received]:
         """Delete messages of ticks that are in silver. A worker that died right after its commit gets its DONE here."""
@@ -209,7 +206,7 @@ def sweep(
     anyway. A lane is not hinted at again before `again_after`, whoever sweeps. Parked lanes wait for a person.
     """
     now = clock.now()
-    lanes = store.forgotten(committed=now - older_than, hinted=now - again_after, limit=most_lanes)
+    lanes = store.forgotten(committed=now - older_than, now=now, again_after=again_after, limit=most_lanes)
     enqueued: list[str] = []
     for lane in lanes:
         ready = store.plan(lane, limit=ticks_per_lane).ready

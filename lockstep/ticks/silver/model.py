@@ -30,6 +30,10 @@ DISPATCH_SECONDS = 120.0
 """How long a dispatched tick waits for its run before it may be dispatched again."""
 
 LEASE_SECONDS = 60.0
+RETRY_CAP_SECONDS = 300.0
+LONGEST_LEASE = timedelta(seconds=2 * RETRY_CAP_SECONDS)
+"""Nobody holds a tick for longer. A row that says so was written by a clock that ran ahead, and is not believed."""
+
 DISPATCH_TTL = timedelta(days=LEDGER_DAYS)
 
 

@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from lockstep.kernel.errors import LostClaim
 from lockstep.ticks.model import Mode, Tick
-from lockstep.ticks.silver.model import Dispatch, Lane, TableState
+from lockstep.ticks.silver.model import LONGEST_LEASE, RETRY_CAP_SECONDS, Dispatch, Lane, TableState
 
 RETRY_BASE_SECONDS = 5.0
-RETRY_CAP_SECONDS = 300.0
 HIDDEN_SECONDS = 900
 LONGEST_HIDDEN_SECONDS = 6 * 3600
 
@@ -58,12 +57,15 @@ def plan(lane: Lane, chain: Sequence[Tick]) -> Plan:
 
 
 def may_take(row: Dispatch | None, generation: int, now: datetime) -> bool:
-    """Whether a tick may be handed to a run: nobody has it, or whoever had it is silent for longer than its lease."""
+    """Whether a tick may be handed to a run: nobody has it, or whoever had it is silent for longer than its lease.
+
+    A lease that ends later than any lease can was written by a clock that ran ahead; waiting for it may take hours.
+    """
     if row is None or row.generation < generation:
         return True
     if row.generation > generation or row.is_done:
         return False
-    return row.lease_until <= now
+    return not now < row.lease_until <= now + LONGEST_LEASE
 
 
 def retry_at(attempt: int, now: datetime) -> datetime:

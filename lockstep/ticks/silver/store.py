@@ -38,7 +38,8 @@ _ALL_BEHIND = _BEHIND + " ORDER BY t.committed_at NULLS FIRST, p.project_id LIMI
 _FORGOTTEN = (
     _BEHIND
     + """
-   AND l.parked IS NULL AND t.committed_at <= %(committed)s AND (l.hinted_at IS NULL OR l.hinted_at <= %(hinted)s)
+   AND l.parked IS NULL AND t.committed_at <= %(committed)s
+   AND (l.hinted_at IS NULL OR l.hinted_at NOT BETWEEN %(hinted)s AND %(ahead)s)
  ORDER BY l.hinted_at NULLS FIRST, t.committed_at LIMIT %(limit)s"""
 )
 _OPEN = """
@@ -81,7 +82,7 @@ RETURNING org_id, project_id, watermark, generation, parked"""
 _HINT = """
 INSERT INTO silver.lane AS l (project_id, org_id, hinted_at) VALUES (%(project)s, %(org)s, %(now)s)
 ON CONFLICT (project_id) DO UPDATE SET hinted_at = excluded.hinted_at
- WHERE l.hinted_at IS NULL OR l.hinted_at <= %(before)s"""
+ WHERE l.hinted_at IS NULL OR l.hinted_at NOT BETWEEN %(hinted)s AND %(ahead)s"""
 _BACKLOG = """
 SELECT p.org_id, p.project_id, coalesce(l.watermark, 0), coalesce(l.generation, 1), l.parked,
        p.sequence - coalesce(l.watermark, 0), t.tick_id, t.committed_at, l.error
@@ -164,9 +165,9 @@ class SilverStore:
         with transaction(self._source, what="looking for old ticks") as connection:
             return [(row[0], row[1]) for row in connection.execute(_OLD_TABLES, {"before": dt}).fetchall()]
 
-    def forgotten(self, *, committed: datetime, hinted: datetime, limit: int) -> list[Lane]:
-        """Lanes whose next tick was committed before then, that nobody was told about since `hinted`."""
-        parameters = {"committed": committed, "hinted": hinted, "limit": limit}
+    def forgotten(self, *, committed: datetime, now: datetime, again_after: timedelta, limit: int) -> list[Lane]:
+        """Lanes whose next tick was committed before then, and that nobody was told about for `again_after`."""
+        parameters = {"committed": committed, "limit": limit} | _around(now, again_after)
         with transaction(self._source, what="looking for forgotten ticks") as connection:
             rows = connection.execute(_FORGOTTEN, parameters).fetchall()
         return [Lane(*row) for row in rows]
@@ -189,7 +190,7 @@ class SilverStore:
 
     def may_hint(self, lane: Lane, *, now: datetime, again_after: timedelta) -> bool:
         """Whether a sweep may enqueue ticks of the lane now: the first sweeper in a while may, the others may not."""
-        parameters = {"project": lane.project_id, "org": lane.org_id, "now": now, "before": now - again_after}
+        parameters = {"project": lane.project_id, "org": lane.org_id, "now": now} | _around(now, again_after)
         with transaction(self._source, what="hinting at a silver lane") as connection:
             return connection.execute(_HINT, parameters).rowcount == 1
 
@@ -299,6 +300,11 @@ def _of_tick(lane: Lane, tick: Tick) -> dict[str, Any]:
         "tick": tick.tick_id,
         "sequence": tick.sequence,
     }
+
+
+def _around(now: datetime, again_after: timedelta) -> dict[str, datetime]:
+    """When a lane counts as hinted at. A hint from the future is that of a clock that ran ahead, and counts as none."""
+    return {"hinted": now - again_after, "ahead": now + again_after}
 
 
 def _of_table(tick: Tick, table: str) -> dict[str, Any]:

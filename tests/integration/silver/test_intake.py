@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.kernel.clock import SystemClock
 from lockstep.ticks.silver import operations
-from lockstep.ticks.silver.intake import sweep
+from lockstep.ticks.silver.intake import Intake, sweep
 from lockstep.ticks.silver.metrics import silver_readings
 from lockstep.ticks.silver.store import Actor
 from tests.silver_world import Planned, Project, World, row
@@ -85,6 +85,17 @@ def test_a_lane_goes_on_as_soon_as_its_run_has_ended(world: World):
     world.assert_equals_oracle(project)
 
 
+def test_a_late_message_of_a_finished_tick_does_not_make_its_lane_forgotten(world: World):
+    project = world.project()
+    world.commit(project, *(Planned({"orders": [row(n)]}) for n in range(2)))
+    world.drain(project, project.ticks[0])
+    world.send(project.ticks[0])
+    found = world.intake.look(_idle, [project.project_id])
+    assert found.deleted == 1
+    assert [group.tick_ids for group in found.groups] == [(project.ticks[1],)]
+    assert found.later == [project.project_id]
+
+
 def test_a_message_that_nobody_understands_stays_for_the_dead_letters(world: World):
     project = world.project()
     world.commit(project, Planned({"orders": [row(1)]}))
@@ -129,6 +140,17 @@ def test_a_sweep_finds_every_committed_tick_that_nobody_works_on_once(world: Wor
     world.assert_equals_oracle(lost)
     assert set(_swept(world, timedelta(days=1))) & {*lost.ticks, *young.ticks} == set()
     assert group.tick_ids == tuple(lost.ticks)
+
+
+def test_a_clock_that_ran_ahead_holds_up_nobody_when_it_is_right_again(world: World):
+    """Guards leases and hints from the future: the one who wrote them died, and their hours must not be waited for."""
+    project = world.project()
+    world.commit(project, Planned({"orders": [row(1)]}))
+    ahead = Intake(world.store, world.dispatches, world.queue, clock=_Later(timedelta(hours=2)))
+    assert project.ticks[0] in _swept(world, timedelta(hours=2))
+    assert tuple(project.ticks) in [group.tick_ids for group in ahead.look(_idle).groups]
+    assert project.ticks[0] in _swept(world)
+    assert tuple(project.ticks) in [group.tick_ids for group in _look(world).groups]
 
 
 def test_a_worker_that_died_before_it_said_done_is_heard_later(world: World):

@@ -9,7 +9,14 @@ import pytest
 from lockstep.idempotency.stateful_rules import Run
 from lockstep.ticks.model import Mode, Tick, TickState
 from lockstep.ticks.silver import rules
-from lockstep.ticks.silver.model import Dispatch, DispatchState, Lane, TableState
+from lockstep.ticks.silver.model import (
+    LONGEST_LEASE,
+    RETRY_CAP_SECONDS,
+    Dispatch,
+    DispatchState,
+    Lane,
+    TableState,
+)
 
 NOW = datetime(2026, 5, 7, 12, tzinfo=UTC)
 LANE = Lane("acme", "p")
@@ -62,6 +69,8 @@ def row(**changes: object) -> Dispatch:
         (row(state=DispatchState.DONE, generation=1, lease_until=NOW), True),
         (row(generation=1), True),
         (row(generation=3, lease_until=NOW), False),
+        (row(lease_until=NOW + LONGEST_LEASE), False),
+        (row(lease_until=NOW + timedelta(hours=2)), True),
     ],
 )
 def test_a_tick_may_be_taken_when_nobody_has_it_or_its_holder_is_silent(found: Dispatch | None, may: bool):
@@ -98,6 +107,6 @@ def test_retries_and_waits_grow_and_are_bounded():
     waits = [(rules.retry_at(attempt, NOW) - NOW).total_seconds() for attempt in range(1, 12)]
     assert waits == sorted(waits)
     assert waits[0] == rules.RETRY_BASE_SECONDS
-    assert waits[-1] == rules.RETRY_CAP_SECONDS
+    assert waits[-1] == RETRY_CAP_SECONDS
     assert rules.hidden_seconds(1) == rules.HIDDEN_SECONDS
     assert rules.hidden_seconds(50) == rules.LONGEST_HIDDEN_SECONDS <= 12 * 3600
