@@ -24,26 +24,31 @@ _log = get_logger(__name__)
 
 def load_full(worker: WindowWorker, claim: Claim, row: QueueRow) -> Claim:
     """Load a full archive beside the live tables, then swap tables, epoch and watermark in one transaction."""
-    fresh, live = f"next:{claim.vault}:{claim.fence}", vault_schema(claim.vault)
     worker.ledger.processing(
         row, fence=claim.fence, owner=claim.lease.owner, lease_until=claim.lease.lease_until, attempt=True
     )
-    worker.store.drop_schemas(f"next:{claim.vault}:")  # half-filled by a worker that died; nobody ever read them
+    applied = worker.policy.retry.call(lambda: _load_full_once(worker, claim, row), clock=worker.clock)
+    worker.ledger.applied([row.window], fence=claim.fence)
+    _log.info("full load in place", window=str(row.window), epoch=applied.epoch, rows=applied.rows)
+    return replace(claim, epoch=applied.epoch, watermark=applied.stop)
+
+
+def _load_full_once(worker: WindowWorker, claim: Claim, row: QueueRow) -> Applied:
+    """One attempt. It begins with empty tables, whatever the one before it left."""
+    fresh, live = f"next:{claim.vault}:{claim.fence}", vault_schema(claim.vault)
+    worker.store.drop_schemas(f"next:{claim.vault}:")  # half-filled by an attempt that died; nobody ever read them
     worker.store.renew_schema(fresh)
     staged = _staged(worker, claim, row, fresh)
     counts = worker.store.fill(staged, fresh)
     crash_point("windows.full.after_fill")
     old = f"{live}_epoch_{claim.epoch}_{claim.fence}"
     try:
-        applied = worker.store.swap(claim, staged, counts, (fresh, live, old))
+        return worker.store.swap(claim, staged, counts, (fresh, live, old))
     except Transient:
         found = worker.store.find(claim.vault, staged.load_id(claim.fence))
         if found is None:
             raise
-        applied = found
-    worker.ledger.applied([row.window], fence=claim.fence)
-    _log.info("full load in place", window=str(row.window), epoch=applied.epoch, rows=applied.rows)
-    return replace(claim, epoch=applied.epoch, watermark=applied.stop)
+        return found
 
 
 def append_logs(worker: WindowWorker, claim: Claim) -> list[Applied]:

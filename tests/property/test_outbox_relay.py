@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from lockstep.kernel.clock import FakeClock
-from lockstep.kernel.crash import CrashInjected, armed
+from lockstep.kernel.crash import CrashInjected, armed, hanging_by
 from lockstep.kernel.errors import InvalidInput, LostClaim, Terminal, Transient
 from lockstep.kernel.outbox import Claimed, Destination, Message, OnExhausted, parse_destination
 from lockstep.kernel.relay import Later, Relay, Stop, after_failure
 from lockstep.kernel.retry import RetryPolicy
+from tests.faults.modes import MODES, meet
 
 TTL = 60.0
 POINTS = ("outbox.relay.claimed", "outbox.relay.delivered", "outbox.relay.marked")
@@ -194,13 +195,18 @@ class RelayMachine(RuleBasedStateMachine):
     @rule(
         which=st.integers(0, 1),
         point=st.sampled_from(POINTS),
-        mode=st.sampled_from(["raise", "error"]),
+        mode=st.sampled_from(["raise", "error", "hang"]),
         nth=st.integers(1, 3),
     )
-    def a_relay_dies(self, which: int, point: str, mode: str, nth: int) -> None:
-        """Sudden death or an error at a step; the next pass of the same number is a new process."""
+    def a_relay_dies_fails_or_hangs(self, which: int, point: str, mode: str, nth: int) -> None:
+        """Sudden death, an error, or a sleep beyond its claims during which its rival goes on."""
         self.queue.answer, self.queue.taking = "ok", 0.0
-        with armed(point, mode, nth=nth) as charge:
+
+        def rival(seconds: float) -> None:
+            self.clock.advance(TTL)
+            self.relays[1 - which].run_once(5)
+
+        with armed(point, mode, nth=nth) as charge, hanging_by(rival):
             try:
                 self.relays[which].run_once(5)
             except (CrashInjected, Transient):
@@ -256,6 +262,33 @@ class RelayMachine(RuleBasedStateMachine):
         """Without its precondition."""
         for row in self.table.rows:
             row.state = "waiting" if row.state == "blocked" else row.state
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("point", POINTS)
+def test_a_relay_that_dies_fails_or_hangs_at_any_step_loses_and_reorders_nothing(point: str, mode: str) -> None:
+    """While it hangs its claims run out and another relay goes on with its lanes."""
+    clock = FakeClock()
+    table, queue = Table(clock), Queue(clock)
+    for lane in "abab":
+        table.put(lane, "block")
+
+    def relay(name: str) -> Relay:
+        policy = RetryPolicy(max_attempts=4, base_seconds=1, cap_seconds=30)
+        return Relay(MemoryClaims(table, name), {"sqs": queue}, clock, policy, claim_ttl=TTL, workers=1)
+
+    def rival() -> None:
+        clock.advance(TTL)
+        relay("rival").run_once(5)
+
+    meet(point, mode, lambda: relay("victim").run_once(5), rival)
+    for _ in range(4):
+        clock.advance(TTL)
+        relay("heir").run_once(5)
+    assert [row.state for row in table.rows] == ["delivered"] * 4
+    for lane in "ab":
+        first = list(dict.fromkeys(one for name, one in queue.arrived if name == lane))
+        assert first == [row.id for row in table.rows if row.lane == lane]
 
 
 TestRelayMachine = RelayMachine.TestCase

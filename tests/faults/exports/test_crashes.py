@@ -25,6 +25,7 @@ from lockstep.kernel.postgres import pool
 from lockstep.kernel.settings import PROJECT_ROOT, load_settings
 from resources.exports import s3_client
 from services.exports import create_app
+from tests.faults.modes import FAILS, HANGS, meet
 from tests.integration.exports.conftest import World
 
 pytestmark = pytest.mark.stack
@@ -126,21 +127,41 @@ def _assert_sound(world: World, job_id: str) -> None:
             assert (hashlib.sha256(data).hexdigest(), len(data)) == (chunk.sha256, chunk.bytes)
 
 
+def _job_for(world: World, point: str) -> str:
+    """A job whose only chunk leads past the point."""
+    key = WORKER_POINTS[point]
+    if key != "OLD":
+        return world.submit((key, RECENT))
+    world.submit(("OLD", OLD))
+    world.drain()
+    return world.submit(("OLD", OLD))
+
+
 @pytest.mark.parametrize("point", WORKER_POINTS)
 def test_a_worker_killed_anywhere_loses_nothing_and_tears_nothing(broken_world: World, point: str):
     world, key = broken_world, WORKER_POINTS[point]
-    if key == "OLD":
-        world.submit(("OLD", OLD))
-        world.drain()
-        job_id = world.submit(("OLD", OLD))
-    else:
-        job_id = world.submit((key, RECENT))
+    job_id = _job_for(world, point)
     status = _in_child(_work_and_die(world, point))
     assert os.WIFSIGNALED(status), f"{point} was never reached"
     assert os.WTERMSIG(status) == signal.SIGKILL
     _recover(world)
     job = world.job(job_id)
     assert job.status is (JobStatus.FAILED if key == "BAD" else JobStatus.COMPLETED)
+    _assert_sound(world, job_id)
+
+
+@pytest.mark.parametrize("mode", [FAILS, HANGS])
+@pytest.mark.parametrize("point", WORKER_POINTS)
+def test_a_worker_that_fails_or_sleeps_through_its_lease_anywhere_tears_and_doubles_nothing(
+    broken_world: World, point: str, mode: str
+):
+    """While it hangs its lease ends and another worker builds the chunk; then it wakes up and goes on."""
+    world = broken_world
+    job_id = _job_for(world, point)
+    meet(point, mode, world.drain, lambda: _recover(world), blocked_after=3)
+    _recover(world)
+    job = world.job(job_id)
+    assert job.status is (JobStatus.FAILED if WORKER_POINTS[point] == "BAD" else JobStatus.COMPLETED)
     _assert_sound(world, job_id)
 
 
@@ -171,6 +192,52 @@ def test_a_service_killed_while_it_accepts_leaves_a_whole_job_or_none_and_the_re
     assert lanes[0][0] == 2
     _recover(world)
     assert world.job(job_id).status is JobStatus.COMPLETED
+
+
+@pytest.mark.parametrize("mode", [FAILS, HANGS])
+@pytest.mark.parametrize("point", SUBMIT_POINTS)
+def test_a_service_that_fails_or_hangs_while_it_accepts_and_the_repeat_that_overtakes_it_make_one_job(
+    broken_world: World, stack: Any, point: str, mode: str
+):
+    world, name = broken_world, f"{point}-{mode}"
+    settings = load_settings(postgres_dsn=world.state_dsn, source_dsn=world.source_dsn, exports_bucket=world.bucket)
+    headers = {"X-Api-Key": world.client.api_key, "Idempotency-Key": name}
+    before = world.ask("SELECT count(*) FROM exports.job")[0][0]
+
+    def post() -> Any:
+        with TestClient(create_app(settings), raise_server_exceptions=False) as http:
+            body = {"items": [{"key": "ABC", "effectiveDates": [RECENT, OLD]}]}
+            return http.post("/jobs", json=body, headers=headers)
+
+    answers = []
+    meet(point, mode, lambda: answers.append(post()), lambda: answers.append(post()))
+    assert {answer.status_code for answer in answers} <= {202, 409, 503}, "accepted, in flight, or to be repeated"
+    final = post()
+    assert final.status_code == 202
+    accepted = {answer.json()["jobId"] for answer in [*answers, final] if answer.status_code == 202}
+    assert len(accepted) == 1
+    assert world.ask("SELECT count(*) FROM exports.job")[0][0] == before + 1
+    _recover(world)
+    assert world.job(accepted.pop()).status is JobStatus.COMPLETED
+
+
+@pytest.mark.parametrize("mode", [FAILS, HANGS])
+def test_a_retry_that_fails_changed_nothing_and_two_at_once_are_one(broken_world: World, mode: str):
+    world = broken_world
+    job_id = world.submit(("BAD", RECENT))
+    _recover(world)
+    attempts = [chunk.attempts for chunk in world.jobs.chunks(job_id)]
+
+    def retry() -> None:
+        world.jobs.retry(job_id)
+
+    meet("exports.retry.before_commit", mode, retry, retry)
+    assert world.job(job_id).status is (JobStatus.FAILED if mode == FAILS else JobStatus.IN_PROGRESS)
+    if mode == HANGS:
+        _recover(world)
+        again = [chunk.attempts for chunk in world.jobs.chunks(job_id)]
+        assert world.job(job_id).status is JobStatus.FAILED
+        assert again == attempts, "one retry means one new round of attempts"
 
 
 def test_a_retry_killed_before_its_commit_changed_nothing(broken_world: World):

@@ -14,6 +14,7 @@ import pytest
 from lockstep.kernel.crash import armed, declared_points
 from lockstep.kernel.settings import PROJECT_ROOT
 from lockstep.windows.model import WindowKind
+from tests.faults.modes import FAILS, HANGS, meet
 from tests.windows_lane import LaneUnderTest
 from tests.windows_world import Files
 
@@ -76,6 +77,24 @@ def test_a_full_load_killed_at_any_step_is_swapped_in_whole_or_not_at_all(
     _drain_after_the_lease(lane)
     lane.assert_equals_oracle()
     assert [one.epoch for one in lane.history()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("mode", [FAILS, HANGS])
+@pytest.mark.parametrize("point", _apply_points())
+def test_a_drain_that_fails_or_sleeps_through_its_lease_at_any_step_changes_nothing_in_the_end(
+    new_lane: Callable[..., LaneUnderTest], point: str, mode: str
+):
+    """While it hangs, another worker takes over its lane; where it holds the lane's row, the other one waits for it."""
+    full = point.startswith(_FULL)
+    lane = new_lane(begun=not full)
+    if full:
+        rows = [lane.world.row("study__v", number) for number in range(5)]
+        lane.world.add(Files({"study__v": rows}), kind=WindowKind.FULL)
+    lane.world.publish(3)
+    meet(point, mode, lambda: lane.worker().drain(lane.vault), lambda: _drain_after_the_lease(lane))
+    lane.assert_prefix() if not full else None
+    _drain_after_the_lease(lane)
+    lane.assert_equals_oracle()
 
 
 def test_a_worker_stopped_beyond_its_lease_wakes_up_and_changes_nothing(lane: LaneUnderTest):

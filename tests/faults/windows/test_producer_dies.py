@@ -14,6 +14,7 @@ import pytest
 
 from lockstep.kernel.crash import VARIABLE, declared_points
 from lockstep.kernel.settings import PROJECT_ROOT
+from tests.faults.modes import FAILS, HANGS, meet
 from tests.producer_world import Place, producing
 from tests.simulator import Simulator, running_simulator
 
@@ -102,6 +103,27 @@ def test_a_killed_producer_leaves_nothing_that_the_next_pass_does_not_finish(
     place.check()  # whatever row is there points at a whole window
     _assert_no_silent_hole(place)
     with producing(place, VAULT, simulator.address(VAULT), folder) as producer:
+        assert not producer.run().problems
+    assert place.objects() == clean.objects
+    assert _without_counts(place.items()) == _without_counts(clean.items)
+
+
+@pytest.mark.parametrize("mode", [FAILS, HANGS])
+@pytest.mark.parametrize("point", DEATHS)
+def test_a_producer_that_fails_or_hangs_while_another_one_works_leaves_what_one_pass_would(
+    clean: Clean, simulator: Simulator, tmp_path: Path, point: str, mode: str
+):
+    """Guards two producers of one vault: whoever is late finds its work done and changes nothing."""
+    place = Place().create()
+
+    def produce(name: str) -> None:
+        with producing(place, VAULT, simulator.address(VAULT), tmp_path / name, workers=1) as producer:
+            producer.run()
+
+    meet(point, mode, lambda: produce("victim"), lambda: produce("rival"), nth=DEATHS[point], blocked_after=60)
+    place.check()
+    _assert_no_silent_hole(place)
+    with producing(place, VAULT, simulator.address(VAULT), tmp_path / "victim") as producer:
         assert not producer.run().problems
     assert place.objects() == clean.objects
     assert _without_counts(place.items()) == _without_counts(clean.items)

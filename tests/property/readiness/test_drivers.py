@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from lockstep.kernel.crash import CrashInjected, armed
+from lockstep.kernel.crash import CrashInjected, armed, hanging_by
 from lockstep.kernel.errors import LockstepError
 from lockstep.readiness.model import Budgets, Reason, RetryPlan, SlaPlan
 from lockstep.readiness.store import Marker
@@ -68,6 +68,19 @@ class Drivers(RuleBasedStateMachine):
                 self._tick(number, seconds=seconds)
         except CrashInjected:
             self.drivers[number] = self.world.new_driver()
+
+    @rule(number=st.integers(0, 1), point=st.sampled_from(POINTS), nth=st.integers(1, 3), seconds=_SECONDS)
+    def fail(self, number: int, point: str, nth: int, seconds: int) -> None:
+        """Something that a driver uses fails in its tick; the same driver goes on with the next."""
+        with armed(point, "error", nth=nth):
+            self.world.clock.advance(seconds)
+            self.drivers[number].tick([])
+
+    @rule(number=st.integers(0, 1), point=st.sampled_from(POINTS), nth=st.integers(1, 3), seconds=_SECONDS)
+    def hang(self, number: int, point: str, nth: int, seconds: int) -> None:
+        """A driver sleeps in its tick, beyond every lease; the other one goes on, then the sleeper does."""
+        with armed(point, "hang", nth=nth), hanging_by(lambda _: self._tick(1 - number, seconds=1000)):
+            self._tick(number, seconds=seconds)
 
     @rule(copies=st.integers(1, 3), source=st.sampled_from(["external", "late-data:file"]), number=st.integers(0, 1))
     def mark(self, copies: int, source: str, number: int) -> None:

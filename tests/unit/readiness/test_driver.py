@@ -26,6 +26,7 @@ from lockstep.readiness.model import (
     TriggerPlan,
 )
 from lockstep.readiness.store import Marker
+from tests.faults.modes import FAILS, HANGS, meet
 from tests.unit.readiness.builders import DAY, KEY, NOW
 from tests.unit.readiness.world import World, pipeline, trait
 
@@ -93,6 +94,49 @@ def test_a_driver_that_dies_anywhere_costs_time_and_never_a_second_job(point: st
     assert charge.fired or nth > 1
     (run,) = world.store.runs("sales", world.clock.now())
     assert run["status"] == "COMPLETED"
+
+
+@pytest.mark.parametrize("mode", [FAILS, HANGS])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "readiness.commit.before",
+        "readiness.commit.before_copies",
+        "readiness.evaluate.before",
+        "readiness.evaluate.after",
+        "readiness.start.before",
+        "readiness.start.after",
+        "readiness.alert.before",
+        "readiness.alert.after",
+    ],
+)
+def test_a_driver_that_fails_or_sleeps_anywhere_never_causes_a_second_job_or_a_silent_alert(point: str, mode: str):
+    """While it sleeps beyond every lease, another driver does its work; then it wakes up and goes on."""
+    world = _world(pipeline(trigger=TriggerPlan("http", timeout=30), sla=SlaPlan(evaluation="08:10")))
+    world.read(500)
+    other = world.new_driver()
+
+    def victim() -> None:
+        world.driver.tick([])
+        world.clock.advance(660)
+        world.driver.tick([])  # the alert
+        world.read(0)
+        world.clock.advance(31)
+        world.driver.tick([])  # the start
+
+    def rival() -> None:
+        world.clock.advance(1000)
+        assert not other.tick([]).failures
+
+    meet(point, mode, victim, rival)
+    world.read(0)
+    for _ in range(8):
+        world.tick(seconds=61)
+        world.jobs.end()
+    assert world.state(KEY).status is RunStatus.COMPLETED
+    assert len(world.jobs.starts) == 1
+    assert set(world.pager.kinds) == {"evaluation_sla_breach"}
+    assert world.kinds(KEY).count("ALERT") == 1
 
 
 def test_a_lost_answer_is_repeated_with_the_same_token():
