@@ -69,7 +69,8 @@ def clean_delta(spark: SparkSession, dataset: DeltaDataset, day: date, *, run: s
     _check_open(dataset, day, _look(spark, dataset))
     starts = dataset.grain.interval(day).starts
     crash_point("cleaner.delta.before_clean")
-    with delta.commit_as(spark, delta.stamp("cleaner", run=run, clean=starts.isoformat())):
+    stamp = delta.stamp("cleaner", run=run, clean=starts.isoformat())
+    with delta.commit_as(spark, stamp), delta.contested(dataset.path):
         statement = f"DELETE FROM {delta.quoted(dataset.path)} WHERE {delta.equality({UNIT: starts})}"  # noqa: S608
         return int(spark.sql(statement).collect()[0]["num_affected_rows"])
 
@@ -86,7 +87,7 @@ def forget_delta(spark: SparkSession, path: str, day: str, *, before: object, ru
     detail = spark.sql(f"DESCRIBE DETAIL {delta.quoted(path)}").collect()[0]
     if day not in detail["partitionColumns"]:
         raise Refused(f"{day} is no partition column. Nothing was changed.", unit=path)
-    with delta.commit_as(spark, delta.stamp("cleaner", run=run, before=str(before))):
+    with delta.commit_as(spark, delta.stamp("cleaner", run=run, before=str(before))), delta.contested(path):
         condition = f"{delta.column(day)} < {delta.literal(before)}"
         spark.sql(f"DELETE FROM {delta.quoted(path)} WHERE {condition}").collect()  # noqa: S608
     newest = delta.history(spark, path, limit=1)[0]

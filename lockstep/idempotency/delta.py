@@ -7,13 +7,14 @@ any pattern. SQL and DataFrames only: the DeltaTable class needs a JVM in this p
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lockstep.kernel.errors import InvalidInput, Terminal
+from lockstep.kernel.errors import InvalidInput, Terminal, Transient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,6 +26,10 @@ _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
 _NOT_A_TABLE = frozenset({"DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "PATH_NOT_FOUND"})
+
+
+# Told by the text: over Spark Connect these errors have no condition of their own.
+_CONTESTED = re.compile(r"\[DELTA_(CONCURRENT_|METADATA_CHANGED|PROTOCOL_CHANGED)")
 
 
 class Commit(NamedTuple):
@@ -40,6 +45,10 @@ class Commit(NamedTuple):
 
 class NotATable(Terminal):
     """There is no Delta table under this address."""
+
+
+class Contested(Transient):
+    """Somebody else committed to the table while a commit was made, so Delta refused it. Nothing was written."""
 
 
 def quoted(path: str) -> str:
@@ -172,6 +181,21 @@ def commit_as(
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, value)
+
+
+@contextmanager
+def contested(path: str) -> Iterator[None]:
+    """Commits made in the block that Delta refuses because of another writer raise `Contested`."""
+    try:
+        yield
+    except Exception as error:
+        if _CONTESTED.search(str(error)) is None:
+            raise
+        raise Contested(
+            "another writer committed to the table meanwhile; nothing was written.",
+            unit=path,
+            next_step="run it again: it decides anew by what is there now.",
+        ) from error
 
 
 def condition_of(error: BaseException) -> str:

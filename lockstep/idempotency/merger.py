@@ -210,9 +210,11 @@ def apply_delta(
     resolved = f"({resolved_sql(contract, '{increment}', delta.column)})"
     if tombstones is not None and contract.needs_tombstones:
         # Collected: Spark Connect runs DML when the answer is read.
-        spark.sql(delta_tombstones(contract, resolved, tombstones), increment=increment).collect()
+        with delta.contested(tombstones):
+            spark.sql(delta_tombstones(contract, resolved, tombstones), increment=increment).collect()
         crash_point("idempotency.merger.after_tombstones_delta")
-    done = spark.sql(delta_merge(contract, target, resolved, tombstones), increment=increment).collect()
+    with delta.contested(target):
+        done = spark.sql(delta_merge(contract, target, resolved, tombstones), increment=increment).collect()
     crash_point("idempotency.merger.after_commit_delta")
     # No row at all: Delta has seen a newer `txnVersion` of this application and dropped the merge without an error.
     return int(done[0]["num_affected_rows"]) if done else 0

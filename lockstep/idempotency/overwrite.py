@@ -112,7 +112,7 @@ def write_unit(
         .partitionBy(*partition_by)
     )
     wanted = {**_SAFE_SETTINGS, _DATA_COLUMNS: str(not aligned).lower()}
-    with _settings(spark, wanted), _outside_unit(path, predicate):
+    with _settings(spark, wanted), _outside_unit(path, predicate), delta.contested(path):
         writer.save(path)
     crash_point("overwrite.delta.after_commit")
     return predicate

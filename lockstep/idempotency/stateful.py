@@ -182,7 +182,8 @@ class DeltaTable:
 
         statement = f"RESTORE TABLE {delta.quoted(self._target)} TO VERSION AS OF {int(version)}"
         fields = {"pipeline": run.pipeline, "execution": run.execution, "request": run.request}
-        with delta.commit_as(self._spark, delta.stamp(PATTERN, kind=Action.RESTORE.value, **fields)):
+        stamp = delta.stamp(PATTERN, kind=Action.RESTORE.value, **fields)
+        with delta.commit_as(self._spark, stamp), delta.contested(self._target):
             try:
                 self._spark.sql(statement).collect()
             except PySparkException as error:
@@ -201,7 +202,8 @@ class DeltaTable:
     def erase(self) -> None:
         """A plain DELETE, not marked as ours: a later restore must refuse to undo it as well."""
         if self._erase is not None:
-            self._spark.sql(f"DELETE FROM {delta.quoted(self._target)} WHERE {self._erase}").collect()
+            with delta.contested(self._target):
+                self._spark.sql(f"DELETE FROM {delta.quoted(self._target)} WHERE {self._erase}").collect()
 
     def merge(self, run: Run, *, first: bool) -> int:
         """MERGE with its mark inside the commit; recorded even if it changes nothing."""

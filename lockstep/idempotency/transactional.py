@@ -430,10 +430,11 @@ def write_delta(
         .option("userMetadata", delta.stamp("transactional", attempt=attempt, run=run, content=content, **fields))
     )
     crash_point("transactional.delta.before_write")
-    if replace is None:
-        writer.mode("append").save(path)
-    else:
-        writer.mode("overwrite").option("replaceWhere", replace).save(path)
+    with delta.contested(path):
+        if replace is None:
+            writer.mode("append").save(path)
+        else:
+            writer.mode("overwrite").option("replaceWhere", replace).save(path)
     crash_point("transactional.delta.after_commit")
     return judge_delta(delta.history(spark, path), key, attempt=attempt, content=content)
 
