@@ -1,8 +1,7 @@
-"""Every crash point of the code x every way to break there, united: who kills it, who makes it fail.
+"""Every crash point of the code x every way to break there, united: who kills it, who lets it fail and hang.
 
-Deaths are run by the packages' own fault tests, once; here it is checked that no declared point is without one. Death,
-exception and a hang beyond every lease, at every point that the simulation reaches, are run here, followed by its
-checker.
+Deaths, failures and hangs are run by the packages' own fault tests, on the real parts; here it is checked that no
+declared point is without them. At the points that the simulation reaches all three are run here, before its checker.
 """
 
 from __future__ import annotations
@@ -23,27 +22,34 @@ SOURCES = ("lockstep", "services", "sensors", "platform_assets", "resources", "j
 
 
 class Owner(NamedTuple):
-    """The tests that kill all points of a prefix. `generated`: they take the list from the code themselves."""
+    """The tests that kill all points of a prefix, and those where they fail and hang (tests/faults/modes.py).
+
+    `generated`: the first take the list from the code themselves.
+    """
 
     prefix: str
     module: str
+    late: str
     generated: bool = False
 
 
 # The longest prefix that fits owns a point.
+_BLOCKS = "tests/integration/idempotency/test_modes.py"
 OWNERS = [
-    Owner("windows.", "tests/faults/windows/test_kills.py", generated=True),
-    Owner("windows.produce.", "tests/faults/windows/test_producer_dies.py"),
-    Owner("exports.", "tests/faults/exports/test_crashes.py"),
-    Owner("ticks.", "tests/faults/ticks/test_failure_table.py"),
-    Owner("silver.", "tests/faults/silver/test_crashes.py"),
-    Owner("readiness.", "tests/property/readiness/test_drivers.py"),
-    Owner("outbox.", "tests/integration/kernel/test_relay.py"),
-    Owner("cleaner.", "tests/unit/idempotency/test_crash_points.py", generated=True),
-    Owner("overwrite.", "tests/unit/idempotency/test_crash_points.py", generated=True),
-    Owner("proxy.", "tests/unit/idempotency/test_crash_points.py", generated=True),
-    Owner("transactional.", "tests/unit/idempotency/test_crash_points.py", generated=True),
-    Owner("idempotency.", "tests/unit/idempotency/test_merging_crash_points.py", generated=True),
+    Owner("windows.", "tests/faults/windows/test_kills.py", "tests/faults/windows/test_kills.py", generated=True),
+    Owner(
+        "windows.produce.", "tests/faults/windows/test_producer_dies.py", "tests/faults/windows/test_producer_dies.py"
+    ),
+    Owner("exports.", "tests/faults/exports/test_crashes.py", "tests/faults/exports/test_crashes.py"),
+    Owner("ticks.", "tests/faults/ticks/test_failure_table.py", "tests/faults/ticks/test_failure_table.py"),
+    Owner("silver.", "tests/faults/silver/test_crashes.py", "tests/faults/silver/test_crashes.py"),
+    Owner("readiness.", "tests/property/readiness/test_drivers.py", "tests/unit/readiness/test_driver.py"),
+    Owner("outbox.", "tests/integration/kernel/test_relay.py", "tests/property/test_outbox_relay.py"),
+    Owner("cleaner.", "tests/unit/idempotency/test_crash_points.py", _BLOCKS, generated=True),
+    Owner("overwrite.", "tests/unit/idempotency/test_crash_points.py", _BLOCKS, generated=True),
+    Owner("proxy.", "tests/unit/idempotency/test_crash_points.py", _BLOCKS, generated=True),
+    Owner("transactional.", "tests/unit/idempotency/test_crash_points.py", _BLOCKS, generated=True),
+    Owner("idempotency.", "tests/unit/idempotency/test_merging_crash_points.py", _BLOCKS, generated=True),
 ]
 # Points that the simulation passes; a death or a failure there is followed by its checker.
 SIMULATED = {
@@ -90,6 +96,21 @@ def uncovered(points: set[str]) -> list[str]:
     return missing
 
 
+def never_late(points: set[str]) -> list[str]:
+    """Points at which no test fails and hangs: neither the simulation nor their owner's tests, as their text tells."""
+    simulated = {point for names in SIMULATED.values() for point in names}
+    missing = []
+    for point in sorted(points - simulated):
+        owner = _owner(point)
+        text = "" if owner is None else (PROJECT_ROOT / owner.late).read_text("utf-8")
+        *_, moment = point.split(".")  # some tests write the common part of their points once
+        family = f'f"{point.removesuffix(moment)}{{moment}}"' in text and f'"{moment}"' in text
+        generated = owner is not None and owner.late == owner.module and owner.generated
+        if "meet(" not in text or not (generated or f'"{point}"' in text or family):
+            missing.append(point)
+    return missing
+
+
 def test_every_declared_crash_point_is_killed_by_a_test():
     """Guards new steps: a point without an owner fails the suite, whatever package it is in."""
     points = _declared()
@@ -97,11 +118,14 @@ def test_every_declared_crash_point_is_killed_by_a_test():
     assert uncovered(points) == []
 
 
+def test_at_every_declared_crash_point_something_fails_and_something_hangs():
+    assert never_late(_declared()) == []
+
+
 def test_a_new_point_without_a_test_is_noticed():
-    assert uncovered({"exports.claim.brand_new", "cellar.step.before"}) == [
-        "cellar.step.before",
-        "exports.claim.brand_new",
-    ]
+    new = {"exports.claim.brand_new", "cellar.step.before"}
+    assert uncovered(new) == sorted(new)
+    assert never_late(new | {"silver.tick.brand_new"}) == sorted(new | {"silver.tick.brand_new"})
 
 
 def test_every_owner_owns_something():

@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,6 +25,7 @@ from lockstep.ticks.silver import operations
 from lockstep.ticks.silver.gold import Gold
 from lockstep.ticks.silver.intake import sweep
 from lockstep.ticks.silver.store import Actor
+from tests.faults.modes import FAILS, HANGS, meet
 from tests.faults.silver.drain_once import LOST
 from tests.silver_world import Planned, Project, World, row
 
@@ -81,6 +83,88 @@ def test_a_worker_that_dies_at_any_step_loses_and_doubles_nothing(world: World):
     world.queue.hide([str(last.receipt_handle)], 0)
     world.intake.look(lambda lane: False)
     assert world.queue.depth().total == 0, "every message went away with its tick"
+
+
+@pytest.fixture
+def rival(world: World, stack: Any) -> Iterator[World]:
+    """The same world through a Spark session of its own, as another process has one."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.builder.remote(stack.site().environment["LOCKSTEP_SPARK_REMOTE"]).create()
+    yield replace(world, spark=session)
+    session.stop()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", [FAILS, HANGS])
+def test_a_worker_that_fails_or_sleeps_through_its_lease_inside_a_table_loses_and_doubles_nothing(
+    world: World, rival: World, mode: str
+):
+    """Points of the ledger fail and hang in the simulation; these are inside Delta. One tick for each of them."""
+    project = world.project()
+    points = [point for point in WORKER_POINTS if point.startswith("silver.table.")]
+    world.commit(project, *(WORKER_POINTS[point] for point in points))
+
+    def overtake(number: int) -> None:
+        world.ask(
+            "UPDATE kernel.lease SET lease_until = clock_timestamp() WHERE lane LIKE %s", f"%{project.project_id}"
+        )
+        rival.drain(project, project.ticks[number])
+
+    for number, point in enumerate(points):
+        tick = project.ticks[number]
+        meet(point, mode, lambda: world.drain(project, tick), lambda: overtake(number), blocked_after=60)  # noqa: B023
+        world.ask(
+            "UPDATE kernel.lease SET lease_until = clock_timestamp() WHERE lane LIKE %s", f"%{project.project_id}"
+        )
+        world.drain(project, tick)
+        assert world.store.lane(project.project_id).watermark == number + 1, point
+    world.assert_equals_oracle(project)
+
+
+@pytest.mark.parametrize("mode", [FAILS, HANGS])
+def test_a_redrive_that_fails_or_hangs_while_another_one_runs_loses_no_tick(world: World, mode: str):
+    project = world.project()
+    world.commit(project, Planned({"orders": [row(1)]}))
+    world.dead_letters.send([world.message(project.ticks[0])])
+
+    def redrive() -> None:
+        operations.redrive(_parts(world), ACTOR)
+
+    meet("silver.redrive.sent", mode, redrive, redrive)
+    (group,) = world.intake.look(lambda lane: False).groups
+    world.drain(project, *group.tick_ids)
+    world.assert_equals_oracle(project)
+    _empty(world)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", [FAILS, HANGS])
+def test_gold_and_retention_that_fail_or_hang_while_another_one_works_end_as_one(world: World, rival: World, mode: str):
+    project = world.project()
+    world.commit(project, Planned({"orders": [row(1)], "people": [row(2)]}), ago=timedelta(days=2))
+    world.drain(project)
+    applied = list(world.store.applied(project.ticks).values())
+    day = applied[0].committed_at.date()
+
+    def load(hands: World) -> Callable[[], object]:
+        return lambda: Gold(hands.spark, hands.lake).load_day(day, applied)
+
+    meet("silver.gold.day_loaded", mode, load(world), load(rival), blocked_after=60)
+    assert load(world)() == 0, "it is there, whoever loaded it"
+    daily = world.spark.read.format("delta").load(Gold(world.spark, world.lake).daily.path)
+    assert daily.where(f"day = '{day}'").count() == 1
+    world.ask("UPDATE ticks.tick SET dt = '20260507' RETURNING 1")
+
+    def forget(hands: World) -> Callable[[], object]:
+        return lambda: operations.retain(_parts(world), hands.spark, world.lake, ACTOR, days=1)
+
+    meet("silver.retention.table_forgotten", mode, forget(world), forget(rival), blocked_after=60)
+    forget(world)()
+    for table in ("orders", "people"):
+        path = f"s3a://{world.lake}/bronze/{project.project_id}/{table}"
+        assert world.spark.read.format("delta").load(path).count() == 0
+    world.assert_equals_oracle(project)
 
 
 def test_a_failure_whose_record_was_the_last_deed_is_still_counted_and_parked(world: World):
