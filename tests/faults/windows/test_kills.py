@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.kernel.crash import armed, declared_points
 from lockstep.kernel.settings import PROJECT_ROOT
-from lockstep.windows.model import WindowKind
+from lockstep.windows.model import WindowKind, WindowStatus
 from tests.faults.modes import FAILS, HANGS, meet
 from tests.windows_lane import LaneUnderTest
 from tests.windows_world import Files
@@ -129,3 +129,13 @@ def test_a_zombie_cannot_write_the_queue_over_a_newer_worker(lane: LaneUnderTest
     worker.drain(lane.vault)
     assert not worker.ledger.failed(window, fence=old.fence, error="late")
     assert lane.world.statuses() == ["APPLIED"]
+    (ahead,) = lane.world.publish(1)
+    newer = worker.store.claim(lane.vault, "newer", 30)
+    assert newer is not None
+    row = worker.ledger.get(ahead)
+    assert row is not None
+    worker.ledger.processing(row, fence=newer.fence, owner="newer", lease_until=newer.lease.lease_until, attempt=True)
+    assert not worker.ledger.failed(ahead, fence=old.fence, error="late")
+    assert not worker.ledger.ready(ahead, fence=old.fence, was=WindowStatus.PROCESSING)
+    worker.ledger.applied([ahead], fence=old.fence)
+    assert lane.world.statuses() == ["APPLIED", "PROCESSING"]

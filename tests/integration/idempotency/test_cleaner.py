@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date, timedelta
 from typing import Any
 
@@ -92,6 +93,15 @@ def test_a_pipeline_may_begin_in_the_middle_of_a_unit_but_not_replay_there(conne
     with pytest.raises(Refused, match="replay the unit from 2023-11-06"):
         go(connection, wednesday, 3, run="b")
     assert counts(connection) == {wednesday: 3}
+
+
+def test_a_changed_grain_is_refused(connection: Connection):
+    """Guards units that overlap: the days of a week would stand in the view twice, in its week and in its month."""
+    go(connection, MONDAY, 5, run="weekly")
+    monthly = replace(VISITS, grain=MONTH)
+    with pytest.raises(Refused, match="the grain changed"):
+        load(connection, monthly, MONDAY, rows_of(MONDAY, 5), run="monthly")
+    assert counts(connection) == {MONDAY: 5}
 
 
 def test_rows_of_another_day_are_refused(connection: Connection):

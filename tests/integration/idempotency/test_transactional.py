@@ -32,6 +32,7 @@ from lockstep.kernel.errors import InvalidInput, LostClaim, Transient
 from lockstep.kernel.ids import SeededIds, SystemIds
 from lockstep.kernel.postgres import Connection, connect
 from lockstep.kernel.settings import PROJECT_ROOT
+from tests.faults.modes import HANGS, meet
 from tests.integration.idempotency.staging import stage
 
 pytestmark = pytest.mark.stack
@@ -145,6 +146,18 @@ def test_two_drivers_at_once_apply_once(dsn: str, connection: Connection):
     with ThreadPoolExecutor(4) as pool:
         assert sorted(pool.map(drive, range(4))) == [False, True, True, True]
     assert rows(connection) == [(1, "d1"), (2, "d1")]
+
+
+def test_an_older_generation_that_is_about_to_commit_does_not_mix_with_a_newer_one(dsn: str, connection: Connection):
+    """Guards the unit's lock: the older one has passed its check, and only then the newer one replaces the unit."""
+
+    def drive(generation: int) -> None:
+        with connect(dsn, application_name=f"generation-{generation}") as mine:
+            staging = stage(mine, dsn, TARGET, [[(generation, "d1")]])
+            publish(mine, staging, KEY._replace(generation=generation), run="r", how=replace_unit("unit"))
+
+    meet("transactional.publish.before_commit", HANGS, lambda: drive(1), lambda: drive(2))
+    assert rows(connection) == [(2, "d1")]
 
 
 def test_staged_rows_that_vanished_are_noticed(connection: Connection, dsn: str):
