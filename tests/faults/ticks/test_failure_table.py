@@ -101,7 +101,13 @@ def test_a_finalize_that_dies_anywhere_is_finished_by_the_next_one(
 
 
 @pytest.mark.parametrize("mode", [FAILS, HANGS])
-@pytest.mark.parametrize("point", COMMIT_POINTS)
+@pytest.mark.parametrize(
+    "point",
+    [
+        "ticks.commit.table_written",
+        *(pytest.param(point, marks=pytest.mark.long) for point in COMMIT_POINTS if "table_written" not in point),
+    ],
+)
 def test_a_finalize_that_fails_or_sleeps_through_its_lease_and_the_one_that_overtakes_it_are_one(
     world: World, sender: Sender, spark: Any, point: str, mode: str
 ):
