@@ -246,7 +246,7 @@ class Settings(BaseSettings):
     ticks_requests_per_second: float = Field(
         default=200.0,
         gt=0,
-        description="Requests of one organisation that one replica answers; beyond twice as many at once, 429.",
+        description="Requests of one organisation that are answered; beyond twice as many at once, 429.",
         examples=["200"],
     )
     ticks_upload_days: float = Field(

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 from fastapi import Depends, FastAPI
 
-from lockstep.exports.budget import BudgetStore
 from lockstep.exports.clients import ClientStore
 from lockstep.exports.model import Limits
 from lockstep.exports.sink import ObjectStore
 from lockstep.exports.store import JobStore
+from lockstep.kernel.budget import BudgetStore
 from lockstep.kernel.metrics import LedgerGauges
 from lockstep.kernel.settings import Settings
 from resources.exports import export_limits, export_objects, export_place, state_pool
 from services import shell
 from services.checks import postgres_check, s3_check, sqs_check
 from services.exports.allow import TrueAllow
-from services.exports.budget import TellBudget
+from services.exports.budget import WINDOW_SECONDS, TellBudget
 from services.exports.contract import DESCRIPTION, EXPORT_PROBLEMS, describe
 from services.exports.metrics import export_readings
 from services.exports.routes import router
@@ -56,7 +56,11 @@ def create_app(settings: Settings) -> FastAPI:
         with state_pool(settings, application_name="lockstep-exports", max_size=CONNECTIONS) as state:
             app.state.doors = Doors(
                 clients=ClientStore(state),
-                budgets=BudgetStore(state, per_minute=limits.requests_per_minute),
+                budgets=BudgetStore(
+                    state,
+                    limit=limits.requests_per_minute,
+                    per_second=limits.requests_per_minute / WINDOW_SECONDS,
+                ),
                 jobs=JobStore(state, place=export_place(settings), limits=limits),
                 objects=export_objects(settings),
                 limits=limits,

@@ -1,6 +1,6 @@
 """The request budget in HTTP: what is left, in the header of every answer; 429 when nothing is.
 
-What belongs here: headers. What does not: counting (lockstep/exports/budget.py).
+What belongs here: headers. What does not: counting (lockstep/kernel/budget.py).
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from http import HTTPStatus
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lockstep.exports.budget import WINDOW_SECONDS, Budget
+from lockstep.kernel.budget import Budget
 from services.exports.contract import problem
 
+WINDOW_SECONDS = 60
 _SCOPE = "lockstep.exports.budget"
 
 

@@ -91,7 +91,7 @@ def _client(request: Request, api_key: Annotated[str | None, Security(_key_heade
             "X-Api-Key is missing, wrong or revoked.",
             headers={"WWW-Authenticate": 'ApiKey realm="exports"'},
         )
-    charge(request.scope, doors.budgets.spend(client))
+    charge(request.scope, doors.budgets.spend(f"exports/{client.client_id}"))
     return client
 
 

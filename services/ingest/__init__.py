@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from anyio import CapacityLimiter
 from fastapi import FastAPI
 
+from lockstep.kernel.budget import BudgetStore
 from lockstep.kernel.metrics import LedgerGauges
 from lockstep.kernel.settings import Settings
 from lockstep.ticks.model import Limits
@@ -29,9 +30,9 @@ from services.checks import dynamodb_check, postgres_check, s3_check, spark_chec
 from services.exports.allow import TrueAllow
 from services.ingest.contract import DESCRIPTION, INGEST_PROBLEMS, describe
 from services.ingest.drain import background, noticing_signals
-from services.ingest.limits import Bucket, Turns
 from services.ingest.metrics import IngestMetrics, ingest_readings
 from services.ingest.routes import router
+from services.ingest.turns import Turns
 
 CONNECTIONS = 16
 PART_THREADS = 8
@@ -47,7 +48,7 @@ class Doors:
     parts: PartObjects
     committer: Committer
     limits: Limits
-    bucket: Bucket
+    budgets: BudgetStore
     turns: Turns
     metrics: IngestMetrics
     stopping: threading.Event
@@ -84,7 +85,7 @@ def create_app(settings: Settings) -> FastAPI:
                 parts=plant.parts,
                 committer=committer,
                 limits=limits,
-                bucket=Bucket(limits.requests_per_second, limits.request_burst),
+                budgets=BudgetStore(state, limit=limits.request_burst, per_second=limits.requests_per_second),
                 turns=Turns(limits.lane_wait_seconds),
                 metrics=app.state.ingest_metrics,
                 stopping=stopping,

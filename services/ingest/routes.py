@@ -80,7 +80,9 @@ def _project(request: Request, project: Annotated[Project, Depends(_authenticate
         raise problem(
             HTTPStatus.NOT_FOUND, "project-not-found", "No such project.", "Your secret opens no such project."
         )
-    request.app.state.doors.bucket.take(project.org_id)
+    budget = request.app.state.doors.budgets.spend(f"ticks/{project.org_id}")
+    if not budget.granted:
+        raise OverQuota("too many requests at once.", unit=project.org_id, retry_after=budget.retry_seconds)
     return project
 
 

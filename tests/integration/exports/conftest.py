@@ -99,7 +99,7 @@ class Ground:
             state.execute("SET lock_timeout = '20 s'")
             state.execute(
                 "TRUNCATE exports.client, exports.job, exports.job_chunk, exports.file_cache, exports.idempotency,"
-                " exports.breaker, exports.request_budget, kernel.outbox"
+                " exports.breaker, kernel.request_budget, kernel.outbox"
             )
         with psycopg.connect(self.source_dsn, autocommit=True) as source:
             if _function(source) != self.function:

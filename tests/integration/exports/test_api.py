@@ -297,7 +297,7 @@ def test_a_client_that_asks_too_often_is_told_when_to_come_back(module_world: Wo
         assert answers[-1].json()["retryable"] is True
         assert http.get("/limits", headers={"X-Api-Key": calm.api_key}).status_code == 200, "others are not affected"
         assert "ratelimit-limit" not in http.get("/limits").headers, "a stranger is not counted"
-        module_world.ask("UPDATE exports.request_budget SET at = at - interval '21 s'")
+        module_world.ask("UPDATE kernel.request_budget SET at = at - interval '21 s'")
         assert http.get("/limits", headers={"X-Api-Key": eager.api_key}).status_code == 200
 
 

@@ -31,5 +31,5 @@ def test_a_gapless_run_is_accepted(count: int) -> None:
 
 
 def test_the_kernel_ships_its_migrations() -> None:
-    assert [one.name for one in read_migrations("lockstep.kernel")] == ["lease", "outbox"]
+    assert [one.name for one in read_migrations("lockstep.kernel")] == ["lease", "outbox", "budget"]
     assert schema_of("lockstep.kernel") == "kernel"

@@ -11,12 +11,11 @@ from cryptography.fernet import Fernet
 from fastapi_problem.error import Problem
 from pydantic import SecretStr
 
-from lockstep.kernel.clock import FakeClock
 from lockstep.kernel.errors import InvalidInput, Terminal
-from lockstep.ticks.errors import InFlight, OverQuota
+from lockstep.ticks.errors import InFlight
 from lockstep.ticks.projects import Keyring
 from services.ingest.body import announced_sha256
-from services.ingest.limits import Bucket, Turns
+from services.ingest.turns import Turns
 
 DIGEST = hashlib.sha256(b"x").digest()
 STRUCTURED = f"sha-256=:{base64.b64encode(DIGEST).decode()}:"
@@ -53,19 +52,6 @@ def test_a_digest_that_cannot_be_used_is_refused(x_sha256: str | None, content_d
     with pytest.raises(Problem) as caught:
         announced_sha256(x_sha256, content_digest)
     assert caught.value.status == 400
-
-
-def test_one_organisation_cannot_use_up_the_tokens_of_another():
-    clock = FakeClock()
-    bucket = Bucket(per_second=2, burst=3, clock=clock)
-    for _ in range(3):
-        bucket.take("a")
-    with pytest.raises(OverQuota) as caught:
-        bucket.take("a")
-    assert caught.value.retry_after == pytest.approx(0.5)
-    bucket.take("b")
-    clock.advance(0.5)
-    bucket.take("a")
 
 
 def test_finalizes_of_one_organisation_take_turns_and_of_two_do_not():

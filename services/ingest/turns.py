@@ -1,7 +1,7 @@
-"""How fast one organisation may ask, and the order in which its finalizes wait, inside one replica.
+"""The order in which the finalizes of one organisation wait, inside one replica.
 
-What belongs here: a token bucket and a queue per organisation. What does not: limits across replicas; the lane is a
-lease in the database (lockstep/ticks/worker.py), and sizes are counted there too.
+What belongs here: a queue per organisation. What does not: anything across replicas: the lane is a lease in the
+database (lockstep/ticks/worker.py), and how often somebody may ask is counted there too (lockstep/kernel/budget.py).
 """
 
 from __future__ import annotations
@@ -10,29 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from lockstep.kernel.clock import Clock, SystemClock
-from lockstep.ticks.errors import InFlight, OverQuota
-
-_MOST_ORGS = 10_000
-
-
-class Bucket:
-    """Tokens of each organisation; a request takes one."""
-
-    def __init__(self, per_second: float, burst: int, clock: Clock | None = None) -> None:
-        self._rate, self._burst, self._clock = per_second, float(burst), clock or SystemClock()
-        self._levels: dict[str, tuple[float, float]] = {}
-
-    def take(self, org_id: str) -> None:
-        """Take one, or raise `OverQuota` with the time until there is one."""
-        now = self._clock.monotonic()
-        level, since = self._levels.pop(org_id, (self._burst, now))
-        level = min(self._burst, level + (now - since) * self._rate)
-        if len(self._levels) >= _MOST_ORGS:  # the one that asked longest ago: its bucket is the fullest
-            self._levels.pop(next(iter(self._levels)))
-        self._levels[org_id] = (level - 1 if level >= 1 else level, now)
-        if level < 1:
-            raise OverQuota("too many requests at once.", unit=org_id, retry_after=(1 - level) / self._rate)
+from lockstep.ticks.errors import InFlight
 
 
 class Turns:

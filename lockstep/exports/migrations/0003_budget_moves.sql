@@ -1,0 +1,2 @@
+-- Budgets of all services are in kernel.request_budget now.
+DROP TABLE request_budget;
