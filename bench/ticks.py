@@ -67,7 +67,7 @@ class _Bench:
     def __init__(self, context: Context, settings: Settings, state: Pool, committer: Committer) -> None:
         self.context, self.settings, self.state, self.committer = context, settings, state, committer
         self.rows = 5_000 if context.quick else 50_000
-        self.history = (5, 30, 80) if context.quick else (10, 100, 500)
+        self.history = (5, 15, 40) if context.quick else (10, 100, 500)
         self.part = _parquet(self.rows)
         self.s3 = s3_client(settings.aws_region)
 

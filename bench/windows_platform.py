@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
-import httpx
 import psutil
+from dagster import DagsterEventType, DagsterInstance, RunRecord, RunsFilter
+from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES, DagsterRunStatus
 
 from bench.report import peak_memory_mb
 from bench.windows_files import Published
@@ -27,20 +27,12 @@ from resources.clients import aws_client
 
 PATIENCE_SECONDS = 900.0
 _LOOK_SECONDS = 0.05
-_IN_FLIGHT = ["QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING"]
-_RUNS = """
-query($filter: RunsFilter!, $limit: Int!) { runsOrError(filter: $filter, limit: $limit) {
-  ... on Runs { results { runId creationTime startTime } } } }"""
-_EVENTS = """
-query($run: ID!) { logsForRun(runId: $run) { ... on EventConnection { events {
-  __typename ... on MaterializationEvent { metadataEntries { label ... on FloatMetadataEntry { floatValue } } }
-  ... on MessageEvent { timestamp } } } } }"""
 
 
 class Platform:
     """The benchmarks' own stack, and one vault of its settings."""
 
-    def __init__(self, settings: Settings, dagster: str, code_port: int) -> None:
+    def __init__(self, settings: Settings, code_port: int) -> None:
         if settings.warehouse_dsn is None:
             raise Terminal("no stack is known here.", next_step="start it with `lockstep up`.")
         self.dsn = settings.warehouse_dsn.get_secret_value()
@@ -51,7 +43,7 @@ class Platform:
         self._group = f"vault_{self._vault.replace('-', '_')}"
         self._queue = WindowQueue(aws_client("dynamodb", region=settings.aws_region))
         self._store = WindowStore(partial(postgres.connect, self.dsn, application_name="bench-windows"))
-        self._dagster, self._code_port = dagster, str(code_port)
+        self._dagster, self._code_port = DagsterInstance.get(), str(code_port)
         self._asked_at = 0.0
 
     @classmethod
@@ -63,12 +55,12 @@ class Platform:
         stack = Stack(load_settings())
         stack.up(parts)
         adopt(load_settings())
-        ports = stack.site().ports
-        return cls(load_settings(), f"http://127.0.0.1:{ports['dagster']}", ports["dagster_code"])
+        return cls(load_settings(), stack.site().ports["dagster_code"])
 
     def close(self) -> None:
         """Close what is open; the stack stays up."""
         self._store.close()
+        self._dagster.dispose()
 
     def begin(self) -> str:
         """Begin the vault's chain. Returns the vault."""
@@ -94,18 +86,18 @@ class Platform:
 
     def rest(self) -> None:
         """Wait until no run of the vault is under way, as a sensor does before it asks for the next."""
-        tags = [{"key": "lockstep/lane", "value": self._group}]
-        self._wait(lambda: not self._runs({"tags": tags, "statuses": _IN_FLIGHT}), "the last run did not end in time")
+        self._wait(lambda: not self._runs(NOT_FINISHED_STATUSES), "the last run did not end in time")
 
     def split(self) -> dict[str, float]:
         """Where the time of the newest run went, from READY to its last commit."""
-        run = self._runs({"tags": [{"key": "lockstep/lane", "value": self._group}]})[0]
+        (run,) = self._runs()
+        asked, started = run.create_timestamp.timestamp(), float(run.start_time or 0.0)
         committed = self._store.history(self._vault)[-1].applied_at.timestamp()
-        spent = self._spent(run["runId"])
-        rest = committed - run["startTime"] - spent.get("waited", 0.0) - spent.get("commit", 0.0)
+        spent = self._spent(run.dagster_run.run_id)
+        rest = committed - started - spent.get("waited", 0.0) - spent.get("commit", 0.0)
         return {
-            "sensor": run["creationTime"] - self._asked_at,
-            "queue and process start": run["startTime"] - run["creationTime"],
+            "sensor": asked - self._asked_at,
+            "queue and process start": started - asked,
             "opening, events and the rest": rest,
             "Spark staging, waited for": spent.get("waited", 0.0),
             "commits": spent.get("commit", 0.0),
@@ -132,23 +124,20 @@ class Platform:
         found: dict[str, float] = {}
 
         def reported() -> bool:
-            for event in self._ask(_EVENTS, run=run)["logsForRun"]["events"]:
-                for entry in event.get("metadataEntries") or ():
-                    if entry["label"].startswith("seconds_"):
-                        found[entry["label"].removeprefix("seconds_")] = float(entry["floatValue"])
+            for entry in self._dagster.all_logs(run, of_type=DagsterEventType.ASSET_MATERIALIZATION):
+                event = entry.dagster_event
+                for label, value in event.materialization.metadata.items() if event else ():
+                    if label.startswith("seconds_"):
+                        found[label.removeprefix("seconds_")] = float(str(value.value))
             return bool(found)
 
         self._wait(reported, "the run did not report in time")
         return found
 
-    def _runs(self, wanted: dict[str, Any]) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._ask(_RUNS, filter=wanted, limit=1)["runsOrError"]["results"]
-        return found
-
-    def _ask(self, query: str, **variables: Any) -> dict[str, Any]:
-        answer = httpx.post(f"{self._dagster}/graphql", json={"query": query, "variables": variables}, timeout=60)
-        found: dict[str, Any] = answer.json()["data"]
-        return found
+    def _runs(self, statuses: Sequence[DagsterRunStatus] = ()) -> Sequence[RunRecord]:
+        """The newest run of the vault, if it is in one of these states."""
+        wanted = RunsFilter(tags={"lockstep/lane": self._group}, statuses=list(statuses))
+        return self._dagster.get_run_records(wanted, limit=1)
 
     def _wait(self, until: Callable[[], bool], words: str) -> None:
         deadline = time.perf_counter() + PATIENCE_SECONDS
