@@ -67,7 +67,7 @@ class _Bench:
     def __init__(self, context: Context, settings: Settings, state: Pool, committer: Committer) -> None:
         self.context, self.settings, self.state, self.committer = context, settings, state, committer
         self.rows = 5_000 if context.quick else 50_000
-        self.history = (5, 15, 40) if context.quick else (10, 100, 500)
+        self.history = (5, 12, 30) if context.quick else (10, 100, 500)
         self.part = _parquet(self.rows)
         self.s3 = s3_client(settings.aws_region)
 
@@ -86,7 +86,7 @@ class _Bench:
         bare = self._delta_rs()
         result.samples["delta_rs_seconds"] = bare
         result.ratio("vs_delta_rs", median(ours[most]) / median(bare))
-        result.ratio("parallel_orgs_speedup", self._parallel(4 if self.context.quick else 8), Target(1.0))
+        result.ratio("parallel_orgs_speedup", self._parallel(3 if self.context.quick else 8), Target(1.0))
         self._parts(result)
         return result
 
