@@ -208,7 +208,7 @@ class Lab:
 
     def _child(self, name: str, command: list[str], environment: Mapping[str, str], kind: str) -> None:
         log = self.stack.home.logs / f"lab-{name.replace(' ', '-')}.log"
-        self.children.append(Child(name, command, environment, log, _PAUSES[kind]))
+        self.children.append(Child(name, command, environment, log, _PAUSES[kind], has_clock=kind != "service"))
 
     def _open_lanes(self) -> None:
         """Every vault begins at the simulator's origin, without a full load."""

@@ -28,7 +28,10 @@ _STOP_SECONDS = 20.0
 
 @dataclass
 class Child:
-    """A process of the lab: a service or a worker. `revive` starts it again if it died."""
+    """A process of the lab: a service or a worker. `revive` starts it again if it died.
+
+    `has_clock`: its wall clock can be made to jump (hand.py). `jumped`: the signals that did so and were not undone.
+    """
 
     name: str
     command: list[str]
@@ -37,6 +40,8 @@ class Child:
     pause_seconds: float
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
+    has_clock: bool = False
+    jumped: list[signal.Signals] = field(default_factory=list)
 
     def revive(self) -> bool:
         """Start it if it does not run. True if it was started."""
@@ -47,6 +52,7 @@ class Child:
                 self.command, env=dict(self.environment), stdout=log, stderr=log, start_new_session=True
             )
         self.starts += 1
+        self.jumped.clear()  # a new process has the machine's clock
         return True
 
     def send(self, number: signal.Signals) -> bool:
@@ -55,6 +61,20 @@ class Child:
             return False
         self.process.send_signal(number)
         return True
+
+    def jump(self, number: signal.Signals) -> bool:
+        """Let its wall clock jump; False if it has none of its own, or is not there."""
+        if not self.has_clock or not self.send(number):
+            return False
+        self.jumped.append(number)
+        return True
+
+    def set_right(self) -> None:
+        """Undo every jump."""
+        back = {signal.SIGUSR1: signal.SIGUSR2, signal.SIGUSR2: signal.SIGUSR1}
+        for number in self.jumped:
+            self.send(back[number])
+        self.jumped.clear()
 
     def end(self) -> None:
         """End it, in good order if it can."""
@@ -102,13 +122,14 @@ class Nemesis:
         self.calm()
 
     def calm(self) -> None:
-        """Everything that was done is undone: clean doors, nobody paused, everybody alive."""
+        """Everything that was done is undone: clean doors, nobody paused, clocks right, everybody alive."""
         for proxy in self.proxies:
             proxy.dose = None
         for child, timer in self._paused:
             timer.cancel()
             child.send(signal.SIGCONT)
         for child in self.children:
+            child.set_right()
             child.revive()
 
     def faults(self) -> dict[str, int]:
@@ -120,7 +141,7 @@ class Nemesis:
         return dict(sorted((self.counts + met).items()))
 
     def _strike(self, chance: random.Random) -> None:
-        kind = chance.choices(("kill", "pause", "toxic", "part", "deed"), (25, 12, 40, 6, 17))[0]
+        kind = chance.choices(("kill", "pause", "toxic", "part", "deed", "clock"), (25, 12, 40, 6, 17, 10))[0]
         child = chance.choice(self.children)
         if kind == "kill":
             self._count(f"kill -9 ({child.name})", child.send(signal.SIGKILL))
@@ -130,6 +151,8 @@ class Nemesis:
             self._kill_part(chance.choice(self.parts))
         elif kind == "toxic":
             self._poison(chance)
+        elif kind == "clock":
+            self._count(f"clock jump ({child.name})", child.jump(chance.choice((signal.SIGUSR1, signal.SIGUSR2))))
         else:
             name = chance.choice(sorted(self.deeds))
             self._count(name, self._do(name, chance))
