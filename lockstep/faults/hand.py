@@ -77,7 +77,7 @@ def silver(settings: Settings, stop: threading.Event) -> None:
 
 
 def _let_the_clock_jump() -> None:
-    """On a signal, set this process's wall clock ahead or back, as a bad time server does; durations are not touched."""
+    """On a signal, set this process's wall clock ahead or back, as a bad time server does; durations stay right."""
     skew = [timedelta()]
 
     def now(clock: SystemClock) -> datetime:
