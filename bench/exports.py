@@ -37,6 +37,7 @@ from lockstep.kernel.errors import Terminal
 from lockstep.kernel.postgres import Pool, transaction
 from lockstep.kernel.settings import Settings, load_settings
 from resources.exports import export_limits, export_place, open_worker, s3_client, state_pool
+from sensors import EVERY_LOOP_SECONDS
 
 ROWS = 30_000
 LARGE_ROWS = 3_000_000
@@ -47,6 +48,8 @@ _OLDEST = date(2024, 1, 1)
 TURNS, QUICK_TURNS = 3, 2
 _PARTS = ("s3", "sqs", "dynamodb", "spark", "dagster-daemon", "relay", "exports")
 _HAND = "bench/hand"
+_PATIENCE_SECONDS = 60.0
+_UNSENT = "SELECT count(*) FROM kernel.outbox WHERE delivered_at IS NULL AND parked_at IS NULL"
 _FORGET_FILES = "DELETE FROM exports.file_cache WHERE key LIKE %s RETURNING s3_object_key"
 _FORGET_JOBS = "DELETE FROM exports.job WHERE client_id = %s"
 _FORGET_CLIENT = "DELETE FROM exports.client WHERE client_id = %s"
@@ -159,7 +162,7 @@ class _Bench:
     # --- ours -------------------------------------------------------------------------------------------------------
 
     def _spark(self, state: Pool, client: NewClient) -> None:
-        """The worker phase alone: a reserved batch, worked off by warm Spark tasks."""
+        """The worker phase alone: a reserved batch, worked off by warm Spark tasks when its messages have left."""
         from pyspark.sql import SparkSession  # noqa: PLC0415
 
         claims = ClaimStore(state, owner="bench", limits=export_limits(self.settings))
@@ -167,6 +170,7 @@ class _Bench:
         try:
             run_on_spark(session, "warm-up", tasks=2 * self.workers, opener=OPENER)
             batch = self._reserved(state, claims, client, force=True)
+            _settled(state)
             self._started = time.perf_counter()
             tally = run_on_spark(session, batch.batch_id, tasks=2 * self.workers, opener=OPENER)
             self._ended = time.perf_counter()
@@ -312,6 +316,17 @@ def _poll(http: httpx.Client, job_id: str) -> float:
 
 
 _hand: dict[str, Any] = {}
+
+
+def _settled(state: Pool) -> None:
+    """Wait until no message is on its way: relay, queue and sensor belong to the whole job's time, measured apart."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        with state.connection() as connection:
+            if connection.execute(_UNSENT).fetchone() == (0,):
+                break
+        time.sleep(0.2)
+    time.sleep(2 * EVERY_LOOP_SECONDS)  # the sensor looks at what arrived and leaves it alone: the chunks are taken
 
 
 def _warm(source: str, region: str) -> None:
