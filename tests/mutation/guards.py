@@ -104,7 +104,7 @@ IDEMPOTENCY: tuple[Guard, ...] = (
     Guard(
         "an overwrite keeps to its unit",
         _OVERWRITE,
-        "with _settings(spark, wanted), _outside_unit(path, predicate):",
+        "with _settings(spark, wanted), _outside_unit(path, predicate), delta.contested(path):",
         f"with _settings(spark, wanted | {{'{_UNCHECKED}': 'false'}}):",
         _OVERWRITE_TESTS,
     ),
