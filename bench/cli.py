@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from bench.place import own_environment, own_stack
-from bench.report import PARTS, Context, show
+from bench.report import PARTS, Context, Result, show
 from lockstep.kernel.errors import InvalidInput
+from lockstep.kernel.logs import get_logger
 
 console = Console()
+_log = get_logger(__name__)
 
 
 def bench(
@@ -33,18 +35,30 @@ def bench(
     """Measure each part against its baselines in the same run and print the ratios."""
     if part is not None and part not in PARTS:
         raise InvalidInput(f"there is no benchmark {part}.", next_step=f"choose from {', '.join(PARTS)}.")
-    results = {}
+    results: dict[str, Any] = {}
+    failed = []
     with own_stack():
         for name in [part] if part else PARTS:
-            context = Context(quick=quick, say=lambda words: console.print(f"  {words}", highlight=False))
-            with own_environment():
-                result = import_module(f"bench.{name}").run(context)
-            show(name, result, console)
-            results[name] = result.as_json()
-    if json_file:
-        json_file.write_text(json.dumps(results, indent=2))
-    if page:
+            try:
+                results[name] = _measure(name, quick=quick)
+            except Exception as error:  # an hour of figures is not lost because a later part has a fault
+                failed.append(name)
+                console.print(f"  {name} was not measured: {error}", style="red", highlight=False, markup=False)
+                _log.exception("benchmark failed", part=name)
+            if json_file:
+                json_file.write_text(json.dumps(results, indent=2))
+    if page and results:
         from bench.performance import write  # noqa: PLC0415  # only this needs the plotting library
 
         for made in write(page, results):
             console.print(f"  wrote {made}", highlight=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _measure(name: str, *, quick: bool) -> dict[str, Any]:
+    context = Context(quick=quick, say=lambda words: console.print(f"  {words}", highlight=False))
+    with own_environment():
+        result: Result = import_module(f"bench.{name}").run(context)
+    show(name, result, console)
+    return result.as_json()
