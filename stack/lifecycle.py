@@ -116,6 +116,7 @@ class Stack:
         supervisor = Supervisor(self.home, ports["supervisor"])
         site = self.site()
         embedded = [part for part in self._parts() if not self.settings.external(part.name)]
+        parts.ensure_system_users(embedded)
         supervisor.launch(site, embedded)
         return supervisor
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -127,10 +127,25 @@ def _postgres_initdb(site: Site, data: Path) -> None:
     making.rename(data)
 
 
+def ensure_system_users(chosen: Iterable[Part]) -> None:
+    """As root: make the users that parts run as. Called before supervisord starts, which refuses names it cannot find.
+
+    PostgreSQL refuses to run as root, so it gets a user of its own, as its wheel does.
+    """
+    for part in chosen:
+        if part.system_user and _runs_as_root():
+            try:
+                _pgserver().ensure_user_exists(part.system_user)
+            except (OSError, subprocess.CalledProcessError) as error:
+                raise InvalidInput(
+                    f"it cannot run as root, and the system user {part.system_user} could not be made: {error}.",
+                    unit=part.name,
+                    next_step="run Lockstep as an ordinary user, or make that user yourself and start again.",
+                ) from error
+
+
 def _let_system_user_in(*owned: Path) -> None:
-    """PostgreSQL refuses to run as root; give it a user of its own, as its wheel does."""
     pgserver = _pgserver()
-    pgserver.ensure_user_exists(POSTGRES_SYSTEM_USER)
     pgserver.ensure_prefix_permissions(_postgres_bin())
     for path in owned:
         pgserver.ensure_prefix_permissions(path)

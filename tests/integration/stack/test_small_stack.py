@@ -5,11 +5,14 @@ These use the real command line in child processes, as a person would.
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import boto3
@@ -18,7 +21,7 @@ import psycopg
 import pytest
 
 from lockstep.kernel.settings import load_settings
-from stack import orphans
+from stack import orphans, parts
 from stack.home import Home
 from stack.lifecycle import Stack
 
@@ -179,6 +182,25 @@ def test_a_wrong_java_home_is_ignored_with_a_warning(small_home: Path) -> None:
     done = lockstep(small_home, "up", "--only", "dynamodb", JAVA_HOME="/no/such/java")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "JAVA_HOME=/no/such/java" in done.stderr
+
+
+def test_the_first_start_on_a_machine_makes_the_system_user_that_the_database_needs(
+    small_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it was made only after supervisord, which knows no such user, had refused to start: as root nothing ran."""
+    newcomer = f"lockstep-{secrets.token_hex(4)}"
+    monkeypatch.setattr(parts, "POSTGRES_SYSTEM_USER", newcomer)
+    known = [replace(part, system_user=newcomer) if part.system_user else part for part in parts.PARTS]
+    monkeypatch.setattr(parts, "PARTS", tuple(known))
+    stack = Stack(load_settings(home=small_home))
+    try:
+        stack.up(["postgres"])
+        owner = psutil.Process(_pids(small_home)["postgres"]).username()
+        assert owner == (newcomer if os.geteuid() == 0 else getpass.getuser())
+    finally:
+        stack.down()
+        if os.geteuid() == 0:
+            subprocess.run(["userdel", newcomer], check=True, capture_output=True)
 
 
 def test_a_taken_port_is_refused_before_anything_starts(small_home: Path, stack: Stack) -> None:
