@@ -32,6 +32,7 @@ _RETRYABLE = {
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
 }
+_RENAMED = {413: "Content Too Large", 414: "URI Too Long", 416: "Range Not Satisfiable", 422: "Unprocessable Content"}
 
 
 class InternalError(StatusProblem):
@@ -101,13 +102,19 @@ def _terminal(_: ExceptionHandler, __: Request, error: Terminal) -> Problem:
     )
 
 
+def status_name(status: int) -> str:
+    """The name of a status in RFC 9110. Before Python 3.13 the standard library has older names for some of them."""
+    return _RENAMED.get(status) or HTTPStatus(status).phrase
+
+
 def _http_error(_: ExceptionHandler, __: Request, error: HTTPException) -> Problem:
-    phrase = HTTPStatus(error.status_code).phrase
+    phrase = status_name(error.status_code)
+    silent = error.detail == HTTPStatus(error.status_code).phrase  # the framework's words, nobody's
     return Problem(
         phrase,
         type_="-".join(phrase.lower().split()),
         status=error.status_code,
-        detail=None if error.detail == phrase else str(error.detail),
+        detail=None if silent else str(error.detail),
         headers=dict(error.headers) if error.headers else None,
     )
 

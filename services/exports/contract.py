@@ -20,6 +20,7 @@ from lockstep.exports import rules
 from lockstep.exports.model import Format, FormulaGuard
 from lockstep.exports.store import KeyInFlight, KeyReused, NotFound, WrongState
 from services.openapi import PROBLEM_CONTENT, ProblemView, complete_openapi, header
+from services.problems import status_name
 
 DESCRIPTION = """
 Asynchronous exports: one request for many keys and dates, one file per pair. Submit a job, poll it (or take a webhook),
@@ -330,7 +331,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route: a problem for each of these statuses; 401, 422, 429 and 503 always."""
     return {
         status: {
-            "description": HTTPStatus(status).phrase,
+            "description": status_name(status),
             "content": PROBLEM_CONTENT,
             **({"headers": _PROBLEM_HEADERS[status]} if status in _PROBLEM_HEADERS else {}),
         }

@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from lockstep.kernel.clock import Clock, SystemClock
 from lockstep.ticks.model import Limits
 from lockstep.ticks.rules import is_id
+from services.problems import status_name
 
 IN_MEMORY_BYTES = 8 * 1024 * 1024
 _DIGEST = re.compile(r"\s*(?P<name>[a-z0-9-]{1,20})=:(?P<value>[A-Za-z0-9+/=]{0,200}):\s*", re.ASCII)
@@ -145,4 +146,4 @@ def _from_digest(header: str) -> list[str]:
 
 
 def _problem(status: HTTPStatus, kind: str, detail: str, *, headers: dict[str, str] | None = None) -> Problem:
-    return Problem(status.phrase, type_=kind, status=status, detail=detail, headers=headers)
+    return Problem(status_name(status), type_=kind, status=status, detail=detail, headers=headers)

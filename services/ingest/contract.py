@@ -32,6 +32,7 @@ from lockstep.ticks.errors import (
 from lockstep.ticks.model import SCHEMA_VERSION
 from lockstep.ticks.rules import InvalidManifest
 from services.openapi import PROBLEM_CONTENT, ProblemView, complete_openapi, header
+from services.problems import status_name
 
 DESCRIPTION = """
 Ticks from on-prem agents. Put the parts of a tick, in any order and from any replica, then finalize it with its
@@ -328,7 +329,7 @@ def problems(*statuses: int, common: tuple[int, ...] = (401, 404, 422, 429, 503)
     """The `responses` of a route: a problem for each of these statuses and for the common ones."""
     found: dict[int | str, dict[str, Any]] = {}
     for status in sorted({*statuses, *common}):
-        answer: dict[str, Any] = {"description": HTTPStatus(status).phrase, "content": PROBLEM_CONTENT}
+        answer: dict[str, Any] = {"description": status_name(status), "content": PROBLEM_CONTENT}
         if status in _RETRY:
             answer["headers"] = {"Retry-After": header("Seconds to wait.", "integer")}
         found[status] = answer

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from lockstep.kernel.errors import InvalidInput, LostClaim, Terminal, Transient
 from lockstep.kernel.settings import Settings
 from services import exports, ingest, readiness, shell, vault
+from services.problems import status_name
 
 SECRET = "hunter2-secret"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -131,6 +132,14 @@ def test_an_unknown_address_is_a_problem_too(client: TestClient, path: str):
     """Guards the last corner where frameworks answer in their own words."""
     answer = client.get(path)
     assert (answer.status_code, answer.json()["type"]) == (404, "/problems/not-found")
+
+
+@pytest.mark.parametrize(
+    ("status", "name"), [(404, "Not Found"), (413, "Content Too Large"), (422, "Unprocessable Content")]
+)
+def test_a_status_has_the_same_name_under_every_python(status: int, name: str):
+    """Python 3.13 renamed some: with them the types of problems and the API pages would change."""
+    assert status_name(status) == name
 
 
 def test_a_body_above_the_limit_is_refused_by_its_length_and_while_it_arrives(client: TestClient):
