@@ -161,6 +161,7 @@ def _postgres_command(site: Site) -> list[str]:
         "shared_buffers": "128MB",
         "jit": "off",
         "log_min_messages": "warning",
+        **dict(option.split("=", 1) for option in site.settings.postgres_options.split()),
     }
     flags = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
     return [str(_postgres_bin() / "postgres"), "-D", str(site.home.data("postgres")), *flags]

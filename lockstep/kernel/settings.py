@@ -53,6 +53,12 @@ class Settings(BaseSettings):
         description="State database. Absent: the embedded PostgreSQL.",
         examples=["postgresql://user:password@db.example.com:5432/lockstep"],
     )
+    postgres_options: str = Field(
+        default="",
+        pattern=r"^((^| )[a-z_.]+=\S+)*$",
+        description="More settings of the embedded PostgreSQL, `name=value` with blanks between them; they win.",
+        examples=["shared_buffers=1GB max_connections=400"],
+    )
     source_dsn: SecretStr | None = Field(
         default=None,
         description="Database that exports read from. Absent: database `source` on the embedded PostgreSQL.",

@@ -33,6 +33,16 @@ def test_no_command_line_carries_a_secret(site: parts.Site) -> None:
         assert not [secret for secret in hidden if secret in " ".join(part.command(site))]
 
 
+def test_options_of_the_database_win_and_what_is_none_is_refused(site: parts.Site) -> None:
+    settings = load_settings(home=site.home.root, postgres_options="max_connections=7 custom.pair=a=b")
+    words = parts.PARTS[0].command(parts.Site(settings, site.home, site.ports, site.environment))
+    assert {"max_connections=7", "custom.pair=a=b", "jit=off"} <= set(words)
+    assert "max_connections=200" not in words
+    for bad in ("fsync", "fsync off", "FSYNC=off", "a=1  b=2"):
+        with pytest.raises(InvalidInput, match="LOCKSTEP_POSTGRES_OPTIONS"):
+            load_settings(postgres_options=bad)
+
+
 def test_the_process_manager_s_file_survives_percent_signs_and_spaces(site: parts.Site) -> None:
     from supervisor.options import UnhosedConfigParser
 
