@@ -39,7 +39,7 @@ os.environ["LOCKSTEP_HOME"] = str(TEST_HOME)
 if CLUSTERED:  # the same tests, with Spark as a master and two workers: make test-cluster
     os.environ["LOCKSTEP_SPARK_CLUSTER"] = "true"
 os.environ["LOCKSTEP_SPARK_MEMORY"] = "2g"  # one server for hundreds of tests and their sessions
-# Hundreds of databases come and go, and each would wait for the disk a dozen times. What a killed process had written is
+# Hundreds of databases come and go, and each would wait for the disk a dozen times. What a killed process wrote is
 # kept by the operating system all the same; only a power cut would show the difference.
 os.environ["LOCKSTEP_POSTGRES_OPTIONS"] = "fsync=off full_page_writes=off"
 # Tests ask thousands of different questions about a handful of rows: compiling each and planning it anew in the middle
