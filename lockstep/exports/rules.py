@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 import random as random_module
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from ipaddress import ip_address
@@ -31,8 +33,11 @@ from lockstep.kernel.errors import InvalidInput
 from lockstep.kernel.retry import RetryPolicy
 
 MOST_PROBLEMS_LISTED = 1000
+MOST_REFUNDS = 3
 LONGEST_MAX_AGE = 10 * 365 * 24 * 3600
 LONGEST_URL = 2048
+_LONGEST_NAME_SHOWN = 100
+_MOST_NAMES_SHOWN = 10
 
 # A key becomes part of a path: ASCII only, so that no two keys look alike, and it starts with a letter or a digit,
 # so that it is never `.`, `..` or an option of some command.
@@ -78,7 +83,41 @@ class BadSubmission(InvalidInput):
         )
 
 
+class UnreadableBody(InvalidInput):
+    """A body that is no JSON, or JSON that two readers could understand differently; nothing was written."""
+
+
 # --- what a request means -----------------------------------------------------------------------------------------
+
+
+def read_json(raw: bytes | str) -> object:
+    """The value of a JSON text, or `UnreadableBody`. Stricter than the library: one meaning or none.
+
+    A name that stands twice in an object is refused: the library keeps the last one, a proxy may check the first.
+    """
+    repeated: set[str] = set()
+
+    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            repeated.update(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        return found
+
+    try:
+        text = raw if isinstance(raw, str) else raw.decode("utf-8")  # the library would guess UTF-16 and UTF-32
+        value: object = json.loads(text, parse_constant=_no_constant, object_pairs_hook=once)
+    except RecursionError:
+        raise UnreadableBody("the body is refused: it is nested too deeply.") from None
+    except ValueError:
+        raise UnreadableBody("the body is refused: it is not JSON in UTF-8.") from None
+    if repeated:
+        shown = ", ".join(f"'{_printable(name)}'" for name in sorted(repeated)[:_MOST_NAMES_SHOWN])
+        raise UnreadableBody(f"the body is refused: {shown} stands more than once in one object.")
+    return value
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(name)  # NaN and Infinity are no JSON
 
 
 def parse_submission(body: object, limits: Limits) -> Submission:
@@ -110,7 +149,9 @@ def _items(items: object, problems: list[Problem]) -> tuple[list[ChunkRequest], 
         if not isinstance(item, dict):
             problems.append(Problem(where, "must be an object with key and effectiveDates"))
             continue
-        problems += [Problem(f"{where}/{_escape(n)}", "unknown field") for n in set(item) - {"key", "effectiveDates"}]
+        problems += [
+            Problem(f"{where}/{_escape(n)}", "unknown field") for n in sorted(set(item) - {"key", "effectiveDates"})
+        ]
         key = _key(item.get("key"), f"{where}/key", problems)
         days = _dates(item.get("effectiveDates"), f"{where}/effectiveDates", problems)
         asked += len(days)
@@ -230,7 +271,12 @@ def _public_name(host: str) -> bool:
 
 
 def _escape(name: object) -> str:
-    return str(name)[:100].replace("~", "~0").replace("/", "~1")
+    return _printable(str(name)).replace("~", "~0").replace("/", "~1")
+
+
+def _printable(name: str) -> str:
+    """A name that a client made up, short and fit for an answer: half a surrogate pair is no UTF-8."""
+    return name[:_LONGEST_NAME_SHOWN].encode("utf-8", "replace").decode("utf-8")
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
@@ -328,16 +374,19 @@ def after_failure(
     max_attempts: int,
     terminal: bool = False,
     infrastructure: bool = False,
+    suspect_refunds: int = 0,
     cancelled: bool = False,
     random: random_module.Random | None = None,
 ) -> Retry | GiveUp:
     """What happens to a chunk whose build did not end well.
 
     An outage of a part says nothing about the chunk: the attempt is given back, and the breaker keeps others away.
+    Unless the chunk itself may be the outage, because its statement ends the session it runs in: then
+    `suspect_refunds` tells how often it got its attempt back before, and from `MOST_REFUNDS` on it pays.
     """
     if cancelled:
         return Retry(0.0, refund=True)
-    if infrastructure:
+    if infrastructure and suspect_refunds < MOST_REFUNDS:
         return Retry(CHUNK_POLICY.delay(1, random=random), refund=True)
     if terminal or attempts >= max_attempts:
         return GiveUp()

@@ -22,11 +22,6 @@ from lockstep.exports.store import KeyInFlight, KeyReused, NotFound, WrongState
 from services.openapi import PROBLEM_CONTENT, ProblemView, complete_openapi, header
 from services.problems import status_name
 
-DESCRIPTION = """
-Asynchronous exports: one request for many keys and dates, one file per pair. Submit a job, poll it (or take a webhook),
-read its manifest, download the files. Send your key in `X-Api-Key`. Errors are RFC 9457 problems; every `type` is
-explained at its own address.
-"""
 EXAMPLE_ID = "J20260102_000123"
 _WEBHOOK_PATTERN = (
     r"^https://(?:[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?\.){1,5}[a-z]{2,20}(?::[1-9][0-9]{0,3})?"
@@ -47,9 +42,24 @@ PROBLEM_TYPES: Final[dict[str, str]] = {
     "unsupported-media-type": "The body must be `application/json`.",
     "content-too-large": "The body is larger than `GET /limits` allows.",
     "too-many-requests": "You sent more requests than `GET /limits` allows. Repeat after `Retry-After`.",
+    "not-found": "There is nothing at this address. `GET /openapi.json` lists every address.",
+    "method-not-allowed": "The address does not know this method; `Allow` names those that it knows.",
+    "not-ready": "`GET /readyz`: a part that the service needs does not work; `missing` names it.",
+    "terminal": "The service itself is set up wrongly; repeating does not help. Tell us the `traceId`.",
     "transient": "A part that the service needs is away. Repeat after `Retry-After`.",
     "internal-error": "Something unexpected happened. Tell us the `traceId`.",
 }
+
+DESCRIPTION = (
+    """
+Asynchronous exports: one request for many keys and dates, one file per pair. Submit a job, poll it (or take a webhook),
+read its manifest, download the files. Send your key in `X-Api-Key`. Errors are RFC 9457 problems; every `type` is
+explained at its own address:
+
+"""
+    + "\n".join(f"- `/problems/{name}`: {meaning}" for name, meaning in PROBLEM_TYPES.items())
+    + "\n"
+)
 
 
 class View(BaseModel):
@@ -296,6 +306,10 @@ def _bad_submission(_: ExceptionHandler, __: Request, error: rules.BadSubmission
     )
 
 
+def _unreadable(_: ExceptionHandler, __: Request, error: rules.UnreadableBody) -> Problem:
+    return problem(HTTPStatus.BAD_REQUEST, "invalid-input", "The body cannot be read.", error.what)
+
+
 def _not_found(_: ExceptionHandler, __: Request, error: NotFound) -> Problem:
     return problem(HTTPStatus.NOT_FOUND, "job-not-found", "No such job.", error.what)
 
@@ -320,6 +334,7 @@ def _key_in_flight(_: ExceptionHandler, __: Request, error: KeyInFlight) -> Prob
 
 EXPORT_PROBLEMS: Mapping[type[Exception], Handler] = {
     rules.BadSubmission: _bad_submission,
+    rules.UnreadableBody: _unreadable,
     NotFound: _not_found,
     WrongState: _wrong_state,
     KeyReused: _key_reused,

@@ -5,7 +5,6 @@ What belongs here: HTTP. What does not: rules, SQL, and the words of the contrac
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
@@ -185,7 +184,7 @@ async def submit(
 
 def _submit(request: Request, client: Client, raw: bytes, validate_only: bool, idempotency_key: str | None) -> Response:
     doors = request.app.state.doors
-    body = _json(raw)
+    body = rules.read_json(raw)
     submission = rules.parse_submission(body, doors.limits)
     if validate_only:
         plan = doors.jobs.plan(client, submission)
@@ -203,20 +202,6 @@ def _submit(request: Request, client: Client, raw: bytes, validate_only: bool, i
     if accepted.replayed:
         headers["Idempotent-Replayed"] = "true"
     return JSONResponse(accepted.answer, status_code=HTTPStatus.ACCEPTED, headers=headers)
-
-
-def _json(raw: bytes) -> Any:
-    try:
-        return json.loads(raw, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        words = "it is nested too deeply" if isinstance(error, RecursionError) else "it is not JSON in UTF-8"
-        raise problem(
-            HTTPStatus.BAD_REQUEST, "invalid-input", "The body cannot be read.", f"The body is refused: {words}."
-        ) from None
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(name)  # NaN and Infinity are no JSON
 
 
 @router.get(
@@ -486,7 +471,9 @@ def _tag(job: Job) -> str:
 
 
 def _matches(if_none_match: str, job: Job) -> bool:
-    return _tag(job) in {part.strip() for part in if_none_match.split(",")}
+    """RFC 9110: weak comparison, so a tag matches with or without `W/`; `*` matches any version."""
+    told = {part.strip().removeprefix("W/") for part in if_none_match.split(",")}
+    return bool(told & {"*", _tag(job).removeprefix("W/")})
 
 
 def _job_answer(job: Job, if_none_match: str | None, *, status: HTTPStatus = HTTPStatus.OK) -> Response:

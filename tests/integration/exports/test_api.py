@@ -94,6 +94,16 @@ def test_an_unchanged_job_is_answered_with_304(http: TestClient):
     assert http.get(f"/jobs/{job_id}", headers={"If-None-Match": tag}).status_code == 200
 
 
+@pytest.mark.parametrize("spelled", ["{}", "*", '"other", {}', "{strong}"])
+def test_a_tag_is_compared_as_http_says(http: TestClient, spelled: str):
+    """Guards clients and proxies that keep tags without `W/`, or send several."""
+    path = f"/jobs/{_submit(http)}"
+    tag = http.get(path).headers["etag"]
+    told = spelled.format(tag, strong=tag.removeprefix("W/"))
+    assert http.get(path, headers={"If-None-Match": told}).status_code == 304
+    assert http.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
+
+
 def test_the_same_key_and_body_give_the_same_answer_and_one_job(http: TestClient, module_world: World):
     before = module_world.ask("SELECT count(*) FROM exports.job")[0][0]
     answers = [http.post("/jobs", json=BODY, headers={"Idempotency-Key": "once"}) for _ in range(3)]
@@ -158,6 +168,9 @@ DEEP = b'{"items":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
         (b"{", 400),
         (b"\xff\xfe", 400),
         (b'{"items": NaN}', 400),
+        (json.dumps(BODY).encode("utf-16"), 400),
+        (b'{"items": [], "items": [{"key": "ABC", "effectiveDates": ["20250215"]}]}', 400),
+        (b'{"items": [{"key": "ABC", "effectiveDates": ["20250215"]}], "\\ud800": 1}', 422),
         (DEEP, 400),
         (b"null", 422),
         (b"[]", 422),
@@ -165,7 +178,21 @@ DEEP = b'{"items":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
         (b'{"items": [{"key": "' + b"A" * 10_000_000 + b'", "effectiveDates": ["20250215"]}]}', 413),
         (json.dumps({"items": [{"key": f"K{n}", "effectiveDates": [OLD]} for n in range(100_000)]}).encode(), 422),
     ],
-    ids=["empty", "cut", "not UTF-8", "NaN", "deep", "null", "list", "NUL", "10 MB key", "100 k items"],
+    ids=[
+        "empty",
+        "cut",
+        "not UTF-8",
+        "NaN",
+        "UTF-16",
+        "name twice",
+        "half a pair",
+        "deep",
+        "null",
+        "list",
+        "NUL",
+        "10 MB key",
+        "100 k items",
+    ],
 )
 def test_a_hostile_body_is_refused_and_nothing_is_written(
     http: TestClient, module_world: World, raw: bytes, status: int
@@ -175,7 +202,19 @@ def test_a_hostile_body_is_refused_and_nothing_is_written(
     assert answer.status_code == status, answer.text[:300]
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["traceId"]
+    assert http.get(answer.json()["type"]).json()["meaning"], "every type is explained at its address"
     assert module_world.ask("SELECT count(*) FROM exports.job") == before
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/nothing", 404), ("PUT", "/jobs", 405), ("GET", "/problems/nothing", 404)]
+)
+def test_an_address_or_method_that_is_not_there_is_a_documented_problem_too(
+    http: TestClient, method: str, path: str, status: int
+):
+    answer = http.request(method, path)
+    assert answer.status_code == status
+    assert http.get(answer.json()["type"]).json()["meaning"]
 
 
 def test_a_misspelt_query_parameter_is_refused_by_name(http: TestClient):

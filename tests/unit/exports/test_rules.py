@@ -43,6 +43,40 @@ def test_keys_are_trimmed_and_duplicates_are_removed_and_counted():
     assert submission.duplicates_removed == 2
 
 
+def test_a_name_that_stands_twice_in_an_object_is_refused_and_named():
+    """Guards against two readers of one body: whoever checked the first `items` must not export the second."""
+    body = '{"items": [], "force": true, "items": [{"key": "A", "key": "B", "key": "C"}]}'
+    with pytest.raises(rules.UnreadableBody, match="'items', 'key' stands more than once"):
+        rules.read_json(body)
+    assert rules.read_json('[{"key": "A"}, {"key": "B"}]') == [{"key": "A"}, {"key": "B"}], "in two objects it may"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        '{"a": 1}'.encode("utf-16"),
+        b"\xef\xbb\xbf{}",
+        b'{"a": NaN}',
+        b"[" * 200_000,
+        b"9" * 5000,
+    ],
+    ids=["empty", "cut", "not UTF-8", "UTF-16", "byte order mark", "NaN", "deep", "endless number"],
+)
+def test_a_text_that_is_not_plain_json_in_utf_8_is_unreadable(raw: bytes):
+    with pytest.raises(rules.UnreadableBody):
+        rules.read_json(raw)
+
+
+def test_a_made_up_name_is_told_in_words_that_can_be_sent():
+    """Guards the answer: half a surrogate pair in it would turn a refusal into an internal error."""
+    (pointer,) = _pointers(_body(**{"\ud800/~" + "x" * 1000: 1}))
+    assert pointer.startswith("#/?~1~0xxx")
+    assert len(pointer.encode()) < 120
+
+
 @pytest.mark.parametrize("items", [None, [], {}, "ABC", 1])
 def test_items_must_be_a_non_empty_list(items: object):
     assert _pointers({"items": items}) == ["#/items"]
@@ -232,6 +266,15 @@ def test_an_outage_gives_the_attempt_back_and_a_terminal_error_ends_at_once():
     assert rules.after_failure(attempts=1, max_attempts=5, terminal=True) == rules.GiveUp()
     assert rules.after_failure(attempts=5, max_attempts=5) == rules.GiveUp()
     assert rules.after_failure(attempts=4, max_attempts=5).refund is False
+
+
+def test_a_chunk_that_ends_its_session_again_and_again_pays_in_the_end():
+    """Guards against a statement that crashes its server: taken for an outage, it would be tried for ever."""
+    told = [
+        rules.after_failure(attempts=1, max_attempts=5, infrastructure=True, suspect_refunds=refunds).refund
+        for refunds in range(rules.MOST_REFUNDS + 2)
+    ]
+    assert told == [True] * rules.MOST_REFUNDS + [False, False]
 
 
 def test_a_thousand_chunks_of_one_job_do_not_stand_before_one_of_another():
