@@ -77,6 +77,16 @@ UPDATE exports.job_chunk SET reserved_until = clock_timestamp() + make_interval(
  WHERE batch_id = %s AND status = 'PENDING'"""
 _RELEASE = """
 UPDATE exports.job_chunk SET batch_id = NULL, reserved_until = NULL WHERE batch_id = %s AND status = 'PENDING'"""
+# The limit was lowered below what a chunk has spent: nobody may claim it any more, so it would wait for ever.
+_SPENT_JOBS = "SELECT DISTINCT job_id FROM exports.job_chunk WHERE batch_id = %(batch)s AND attempts >= %(max)s"
+_GIVE_UP_SPENT = """
+UPDATE exports.job_chunk AS c
+   SET status = 'FAILED', completed_at = clock_timestamp(), batch_id = NULL, reserved_until = NULL,
+       error_message = coalesce(c.error_message, 'no attempt is left')
+  FROM exports.job AS j
+ WHERE j.job_id = c.job_id AND j.status IN ('SUBMITTED', 'IN_PROGRESS') AND NOT j.cancel_requested
+   AND c.batch_id = %(batch)s AND c.status = 'PENDING' AND c.attempts >= %(max)s
+RETURNING c.job_id, c.key, c.effective_date, c.attempts, c.error_message"""
 _BATCHES = """
 SELECT DISTINCT batch_id FROM exports.job_chunk
  WHERE batch_id IS NOT NULL AND status = 'PENDING' AND reserved_until > clock_timestamp() LIMIT %s"""
@@ -111,10 +121,13 @@ UPDATE exports.job_chunk AS c
  WHERE c.job_id = %(job)s AND c.chunk_key = %(chunk)s AND c.fence = %(fence)s AND c.status = 'RUNNING'
    AND j.job_id = c.job_id AND c.locked_at + make_interval(secs => %(longest)s) > clock_timestamp()
 RETURNING j.cancel_requested"""
-_GUARD = """
-SELECT f.etag, f.generation FROM exports.job_chunk AS c LEFT JOIN exports.file_cache AS f USING (file_id)
+# gc takes the same lock alone: an object that is about to get its record must not be removed as one that has none.
+GC_LOCK = "hashtextextended('exports.gc', 0)"
+_GUARD = f"""
+SELECT f.etag, pg_advisory_xact_lock_shared({GC_LOCK})
+  FROM exports.job_chunk AS c LEFT JOIN exports.file_cache AS f USING (file_id)
  WHERE c.job_id = %(job)s AND c.chunk_key = %(chunk)s AND c.fence = %(fence)s AND c.status = 'RUNNING'
-   FOR UPDATE OF c"""
+   FOR UPDATE OF c"""  # noqa: S608
 _CACHE = """
 INSERT INTO exports.file_cache AS f (file_id, tenant, key, effective_date, format, formula_guard, schema_version,
        s3_object_key, row_count, bytes, sha256, etag, version_id, generation, as_of, columns, created_at,
@@ -290,8 +303,9 @@ class ClaimStore:
             return connection.execute(_EXTEND, (seconds, batch_id)).rowcount
 
     def release(self, batch_id: str) -> int:
-        """Give back what was not claimed."""
+        """Give back what was not claimed; what could not be claimed, because its attempts are spent, has failed."""
         with transaction(self._source, what="releasing a batch") as connection:
+            self._give_up_spent(connection, batch_id)
             return connection.execute(_RELEASE, (batch_id,)).rowcount
 
     def batches(self, limit: int = 200) -> list[str]:
@@ -445,6 +459,16 @@ class ClaimStore:
         busy_jobs = {job: running for job, _, running in active}
         return rules.fair_order(found, limit=limit, busy_clients=busy_clients, busy_jobs=busy_jobs)
 
+    def _give_up_spent(self, connection: Connection, batch_id: str) -> None:
+        parameters = {"batch": batch_id, "max": self._limits.max_attempts}
+        jobs = sorted(str(job) for (job,) in connection.execute(_SPENT_JOBS, parameters))
+        if not jobs:
+            return
+        connection.execute(_LOCK_JOBS, (jobs,))
+        for job, key, day, attempts, error in connection.execute(_GIVE_UP_SPENT, parameters).fetchall():
+            ledger.settle(connection, {job: ledger.Delta(pending=-1, failed=1, error=_gave_up(key, day))})
+            Outbox().put(connection, _parked(job, key, day, attempts, error))
+
     def _fail(self, connection: Connection, claim: Claim, error: str, decision: rules.Retry | rules.GiveUp) -> None:
         gave_up = isinstance(decision, rules.GiveUp)
         text = _clean(error)
@@ -457,13 +481,15 @@ class ClaimStore:
         }
         if connection.execute(_FAIL, parameters).rowcount == 0:
             raise _lost(claim)
-        words = f"Chunk failed after retries: key={claim.key} date={claim.effective_date:%Y-%m-%d}"
         delta = ledger.Delta(
-            running=-1, pending=0 if gave_up else 1, failed=1 if gave_up else 0, error=words if gave_up else None
+            running=-1,
+            pending=0 if gave_up else 1,
+            failed=1 if gave_up else 0,
+            error=_gave_up(claim.key, claim.effective_date) if gave_up else None,
         )
         ledger.settle(connection, {claim.job_id: delta})
         if gave_up:
-            Outbox().put(connection, _parked(claim, text))
+            Outbox().put(connection, _parked(claim.job_id, claim.key, claim.effective_date, claim.attempts, text))
         crash_point("exports.fail.before_commit")
 
 
@@ -561,15 +587,19 @@ def _reuse_deltas(rows: Sequence[tuple[str, int, int]]) -> dict[str, ledger.Delt
     return deltas
 
 
-def _parked(claim: Claim, error: str) -> Message:
+def _gave_up(key: str, day: date) -> str:
+    return f"Chunk failed after retries: key={key} date={day:%Y-%m-%d}"
+
+
+def _parked(job_id: str, key: str, day: date, attempts: int, error: str) -> Message:
     return Message(
-        lane=f"exports/parking/{claim.job_id}",
+        lane=f"exports/parking/{job_id}",
         destination=f"sqs:{PARKING_QUEUE}",
         payload={
-            "jobId": claim.job_id,
-            "key": claim.key,
-            "effectiveDate": f"{claim.effective_date:%Y%m%d}",
-            "attempts": claim.attempts,
+            "jobId": job_id,
+            "key": key,
+            "effectiveDate": f"{day:%Y%m%d}",
+            "attempts": attempts,
             "error": error,
         },
         on_exhausted="park",

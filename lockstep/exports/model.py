@@ -227,6 +227,11 @@ class Claim:
         """The chunk in words, for logs and errors."""
         return f"{self.job_id}/{self.chunk_key}#{self.attempts}"
 
+    @property
+    def refunds(self) -> int:
+        """Claims of this chunk that were not counted as attempts, or no longer are."""
+        return self.fence - self.attempts
+
 
 @dataclass(frozen=True)
 class CachedFile:

@@ -46,6 +46,10 @@ class SourceDown(Transient):
     """The source cannot be used right now; no chunk is to blame."""
 
 
+class SessionLost(SourceDown):
+    """The session ended in the middle of a chunk's statement: the server went away, or this statement ends sessions."""
+
+
 class SourceSession:
     """A warm connection. Opened at first use and again after a failure; not safe to share between threads."""
 
@@ -76,7 +80,8 @@ class SourceSession:
         One statement is one snapshot. Leaving early closes the connection, which also stops the query.
 
         Raises:
-            SourceDown: The server went away or refuses connections.
+            SourceDown: The server refuses connections.
+            SessionLost: The session was opened, and ended before the statement did.
             Transient: This statement was cut, for example by its time limit.
             Terminal: The function or the data is wrong.
         """
@@ -93,7 +98,7 @@ class SourceSession:
             self.rows = _finish(pgconn, key)
             finished = True
         except psycopg.Error as error:
-            raise _down(error) from error
+            raise SessionLost(_words(error)) from error
         finally:
             if not finished:
                 self.close()
@@ -127,7 +132,7 @@ class SourceSession:
         except Transient as error:
             raise SourceDown(error.what, next_step="the source is asked again after a pause.") from error
         except psycopg.Error as error:
-            raise _down(error) from error
+            raise SourceDown(_words(error)) from error
         with translated("reading the export function"):
             self._describe(connection)
         self._connection = connection
@@ -187,9 +192,9 @@ def _failed(result: Any, key: str) -> Transient | Terminal:
     words = (result.error_message or b"").decode("utf-8", "replace").strip().splitlines()
     text = f"the export function failed: {words[0] if words else 'no message'} [{state or 'connection lost'}]"
     if not state or state[:2] in ("08", "53") or state in _OUTAGES:
-        return SourceDown(text, unit=key)
+        return SessionLost(text, unit=key)
     return Transient(text, unit=key) if state in _CUT else Terminal(text, unit=key)
 
 
-def _down(error: psycopg.Error) -> SourceDown:
-    return SourceDown(f"the source went away: {str(error).strip().splitlines()[0] if str(error) else error!r}")
+def _words(error: psycopg.Error) -> str:
+    return f"the source went away: {str(error).strip().splitlines()[0] if str(error) else repr(error)}"

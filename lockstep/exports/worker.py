@@ -16,7 +16,7 @@ from lockstep.exports.claims import BEAT_SECONDS, LEASE_SECONDS, ClaimStore, Reu
 from lockstep.exports.dialect import encoder
 from lockstep.exports.model import DEFAULT_TENANT, Claim, Limits, Place, Receipt, Tally
 from lockstep.exports.sink import NameMoved, ObjectStore, StoreDown, Upload
-from lockstep.exports.source import SourceDown, SourceSession
+from lockstep.exports.source import SessionLost, SourceDown, SourceSession
 from lockstep.kernel.clock import Clock, SystemClock
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import LockstepError, LostClaim, Terminal, Transient
@@ -254,6 +254,7 @@ class Worker:
             max_attempts=self._limits.max_attempts,
             terminal=isinstance(error, Terminal),
             infrastructure=outage,
+            suspect_refunds=claim.refunds if isinstance(error, SessionLost) else 0,
             cancelled=isinstance(error, Cancelled),
         )
         try:

@@ -236,6 +236,39 @@ def test_an_outage_of_the_source_costs_time_and_no_attempts(world: World):
     assert world.claims().breakers() == {}
 
 
+def test_a_chunk_whose_statement_ends_its_session_fails_in_the_end_and_the_others_are_built(world: World):
+    """Guards everybody else: a chunk that kills the server's session must not be taken for an outage for ever."""
+    _break_function(world, "IF key = 'ABC' THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF;")
+    job_id = world.submit(("ABC", OLD), ("XYZ", OLD))
+    for _ in range(world.limits.max_attempts + rules.MOST_REFUNDS):
+        world.drain()
+        world.ask("UPDATE exports.breaker SET open_until = now()")
+        world.ask("UPDATE exports.job_chunk SET run_at = now() WHERE status = 'PENDING'")
+    world.drain()
+    poison, good = world.jobs.chunks(job_id)
+    assert (poison.status, poison.attempts) == (ChunkStatus.FAILED, world.limits.max_attempts)
+    assert "57P01" in str(poison.error_message)
+    assert good.status == ChunkStatus.DONE
+    assert world.job(job_id).status is JobStatus.FAILED
+
+
+def test_a_chunk_beyond_a_lowered_limit_of_attempts_fails_and_does_not_wait_for_ever(world: World):
+    job_id = world.submit(("ABC", OLD), ("XYZ", OLD))
+    world.ask("UPDATE exports.job_chunk SET attempts = %s WHERE key = 'ABC'", world.limits.max_attempts + 1)
+    world.drain()
+    job, (spent, good) = world.job(job_id), world.jobs.chunks(job_id)
+    assert (job.status, job.error_message) == (
+        JobStatus.FAILED,
+        "Chunk failed after retries: key=ABC date=2025-02-15",
+    )
+    assert (spent.status, good.status) == (ChunkStatus.FAILED, ChunkStatus.DONE)
+    parked = world.ask("SELECT payload FROM kernel.outbox WHERE destination = 'sqs:job-chunk-parking'")
+    assert [one["key"] for (one,) in parked] == ["ABC"]
+    assert world.jobs.retry(job_id).status is JobStatus.IN_PROGRESS
+    world.drain()
+    assert world.job(job_id).status is JobStatus.COMPLETED
+
+
 def test_nothing_is_reserved_while_a_breaker_is_open(world: World):
     world.submit(("ABC", OLD))
     world.claims().trip("s3", "away")
