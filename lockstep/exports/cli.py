@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lockstep.exports import fleet, inspect, rules
+from lockstep.exports import fleet, janitor, rules
 from lockstep.exports.claims import ClaimStore
 from lockstep.exports.clients import ClientStore
-from lockstep.exports.model import DEFAULT_TENANT, Chunk, ChunkStatus, Client, Job, JobStatus
+from lockstep.exports.model import DEFAULT_TENANT, Chunk, ChunkStatus, Client, Job, JobStatus, Tally
 from lockstep.exports.sink import ObjectStore
 from lockstep.exports.store import JobStore
 from lockstep.kernel.clock import SystemClock
@@ -34,13 +34,14 @@ from lockstep.kernel.settings import Settings, load_settings
 
 OPERATOR = "operator"
 _POLL_SECONDS = 0.5
+_MOST_FAILED_SHOWN = 20
 
 app = typer.Typer(name="exports", help="Export jobs: submit, watch, fetch, verify, look after.", no_args_is_help=True)
 client_app = typer.Typer(name="client", help="Who may call the API.", no_args_is_help=True)
 app.add_typer(client_app)
 console = Console(width=None if sys.stdout.isatty() else 160)
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of words.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of words.")]
 JobArgument = Annotated[str, typer.Argument(help="A job id, such as J20260102_000123.")]
 
 
@@ -85,15 +86,21 @@ def client_list(as_json: AsJson = False) -> None:
         }
         for one in found
     ]
-    _print(rows, as_json)
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table("client", "id", "tenant", "created", "revoked", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(value or "" for value in row.values()))
+    console.print(table)
 
 
 @client_app.command("revoke")
-def client_revoke(who: Annotated[str, typer.Argument(help="Name or id.")]) -> None:
+def client_revoke(who: Annotated[str, typer.Argument(help="Name or id.")], as_json: AsJson = False) -> None:
     """Refuse a client's key from now on. Its jobs go on."""
     with _state() as (_, state):
         ClientStore(state).revoke(who)
-    console.print(f"client {who} is revoked.")
+    _say({"client": who, "revoked": True}, f"client {who} is revoked.", as_json)
 
 
 @app.command()
@@ -123,87 +130,104 @@ def submit(
 
 @app.command()
 def status(job_id: JobArgument, as_json: AsJson = False) -> None:
-    """Show one job, and what failed in it."""
+    """Show one job, and the first chunks that failed in it."""
     with _jobs() as (_, __, jobs):
-        job = jobs.get(job_id)
-        failed = jobs.chunks(job_id, status=ChunkStatus.FAILED, limit=20)
-    _print([_summary(job)], as_json)
-    for chunk in failed if not as_json else ():
-        console.print(f"  {chunk.chunk_key} after {chunk.attempts} attempts: {chunk.error_message}", highlight=False)
+        summary = _summary(jobs.get(job_id))
+        failed = jobs.chunks(job_id, status=ChunkStatus.FAILED, limit=_MOST_FAILED_SHOWN)
+    if as_json:
+        told = [{"chunk": one.chunk_key, "attempts": one.attempts, "error": one.error_message} for one in failed]
+        print(json.dumps({**summary, "failedChunks": told}))
+        return
+    for name, value in summary.items():
+        console.print(f"{name:<16}{'' if value is None else value}", highlight=False, markup=False)
+    for chunk in failed:
+        words = f"  {chunk.chunk_key} after {chunk.attempts} attempts: {chunk.error_message}"
+        console.print(words, highlight=False, markup=False)
 
 
 @app.command()
-def cancel(job_id: JobArgument) -> None:
+def cancel(job_id: JobArgument, as_json: AsJson = False) -> None:
     """Stop a job; running chunks stop within a heartbeat."""
     with _jobs() as (_, __, jobs):
         job = jobs.cancel(job_id)
-    console.print(f"{job_id} is {job.status if job.status.is_terminal else 'stopping'}.", highlight=False)
+    _say(_summary(job), f"{job_id} is {job.status if job.status.is_terminal else 'stopping'}.", as_json)
 
 
 @app.command()
-def retry(job_id: JobArgument) -> None:
+def retry(job_id: JobArgument, as_json: AsJson = False) -> None:
     """Try the failed chunks of a failed job again."""
     with _jobs() as (_, __, jobs):
         job = jobs.retry(job_id)
-    console.print(f"{job_id}: {job.counts.pending} chunks go again.", highlight=False)
+    _say(_summary(job), f"{job_id}: {job.counts.pending} chunks go again.", as_json)
 
 
 @app.command()
 def download(
     job_id: JobArgument,
     into: Annotated[Path, typer.Option("--into", help="Folder; made if absent.")] = Path(),
+    as_json: AsJson = False,
 ) -> None:
-    """Fetch the files of a job, checking every one against its checksum."""
+    """Fetch the files of a job, checking every one against its checksum; exit with 1 if one is not as recorded."""
     with _jobs() as (settings, _, jobs):
         objects = _objects(settings)
-        bad = [one.chunk_key for one in _done(jobs, job_id) if not _fetch(objects, one, into)]
-        count = jobs.get(job_id).counts.done
-    _conclude(bad, f"{count - len(bad)} files in {into}")
+        fetched = {one.chunk_key: _fetch(objects, one, into) for one in _done(jobs, job_id)}
+    bad = [name for name, whole in fetched.items() if not whole]
+    count = len(fetched) - len(bad)
+    _say({"job": job_id, "files": count, "into": str(into), "bad": bad}, f"{count} files in {into}", as_json)
+    _refuse(bad)
 
 
 @app.command()
 def verify(job_id: JobArgument, as_json: AsJson = False) -> None:
-    """Read every file of a job again and compare bytes, rows and checksum with its record."""
+    """Read every file of a job again and compare size and checksum with its record; exit with 1 if one differs."""
     with _jobs() as (settings, _, jobs):
         objects = _objects(settings)
         found = {one.chunk_key: _verdict(objects, one) for one in _done(jobs, job_id)}
     bad = {name: words for name, words in found.items() if words != "ok"}
-    if as_json:
-        print(json.dumps({"job": job_id, "files": len(found), "ok": len(found) - len(bad), "bad": bad}))
-    for name, words in {} if as_json else bad.items():
-        console.print(f"  {name}: {words}", highlight=False)
-    _conclude(list(bad), "" if as_json else f"{len(found)} files verified")
+    told = {"job": job_id, "files": len(found), "ok": len(found) - len(bad), "bad": bad}
+    lines = [f"  {name}: {words}" for name, words in bad.items()]
+    _say(told, "\n".join([*lines, f"{len(found) - len(bad)} of {len(found)} files verified"]), as_json)
+    _refuse(list(bad))
 
 
 @app.command()
 def gc(
     older_than_hours: Annotated[int, typer.Option(min=1, help="Leave alone what is younger.")] = 24,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Remove objects that no record knows, and the parts of uploads whose worker died."""
+    """Remove objects that no record knows, the parts of uploads whose worker died, and old idempotency keys."""
     from resources.exports import export_place  # noqa: PLC0415
 
     limit = datetime.now(UTC) - timedelta(hours=older_than_hours)
     with _jobs() as (settings, state, jobs):
-        objects, place = _objects(settings), export_place(settings)
-        orphans = inspect.orphans(state, objects, place, older_than=limit)
-        for name in [] if dry_run else orphans:
-            objects.delete(name)
-        uploads = 0 if dry_run else objects.abort_uploads(place.base_path, older_than=limit)
-        keys = 0 if dry_run else jobs.forget_keys()
+        gone = janitor.sweep(state, jobs, _objects(settings), export_place(settings), older_than=limit, dry_run=dry_run)
     verb = "would go" if dry_run else "removed"
-    console.print(f"{len(orphans)} objects {verb}, {uploads} uploads aborted, {keys} idempotency keys forgotten.")
+    words = (
+        f"{len(gone.objects)} objects {verb}, {gone.uploads} uploads aborted, {gone.keys} idempotency keys forgotten."
+    )
+    _say({"dryRun": dry_run, **vars(gone)}, words, as_json)
 
 
 @app.command()
 def work(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; the connection budget if absent.")] = None,
-    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing is due.")] = False,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="One worker; end when nothing is due.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a fleet of workers without Dagster, until SIGTERM. Each holds one connection to the source."""
     settings = load_settings()
+    if (
+        settings.postgres_dsn is None or settings.source_dsn is None
+    ):  # else every process would die of it, again and again
+        raise InvalidInput(
+            "LOCKSTEP_POSTGRES_DSN and LOCKSTEP_SOURCE_DSN must be set.",
+            next_step="start the stack, or set the addresses.",
+        )
     if until_idle:
-        console.print(_work_once(settings))
+        done = _work_once(settings)
+        words = f"{done.built} built, {done.reused + done.attached} reused, {done.failed} failed, {done.rows} rows"
+        _say(done.as_dict(), words, as_json)
         return
     raise typer.Exit(fleet.run_processes(_work_process, workers or settings.exports_connections))
 
@@ -220,13 +244,12 @@ def _work_process() -> None:
     _work_once(settings, stop=stop, until_idle=False)
 
 
-def _work_once(settings: Settings, *, stop: threading.Event | None = None, until_idle: bool = True) -> str:
+def _work_once(settings: Settings, *, stop: threading.Event | None = None, until_idle: bool = True) -> Tally:
     from resources.exports import export_limits, open_worker, state_pool  # noqa: PLC0415
 
     with state_pool(settings, application_name="lockstep-export-loop", max_size=2) as state, open_worker() as worker:
         claims = ClaimStore(state, owner="loop", limits=export_limits(settings))
-        tally = fleet.run_loop(worker, claims, stop or threading.Event(), until_idle=until_idle)
-    return f"{tally.built} built, {tally.reused + tally.attached} reused, {tally.failed} failed, {tally.rows} rows"
+        return fleet.run_loop(worker, claims, stop or threading.Event(), until_idle=until_idle)
 
 
 def _watch(jobs: JobStore, job_id: str, *, quiet: bool) -> Job:
@@ -266,7 +289,7 @@ def _verdict(objects: ObjectStore, chunk: Chunk) -> str:
         return "superseded by a later job"
     digest, size = hashlib.sha256(), 0
     try:
-        for piece in objects.read(str(chunk.object_key)):
+        for piece in objects.read(str(chunk.object_key), version_id=chunk.version_id):
             digest.update(piece)
             size += len(piece)
     except Terminal as error:
@@ -281,7 +304,7 @@ def _fetch(objects: ObjectStore, chunk: Chunk, into: Path) -> bool:
     digest = hashlib.sha256()
     try:
         with partial.open("wb") as file:
-            for piece in objects.read(str(chunk.object_key)):
+            for piece in objects.read(str(chunk.object_key), version_id=chunk.version_id):
                 digest.update(piece)
                 file.write(piece)
     except Terminal:
@@ -294,11 +317,16 @@ def _fetch(objects: ObjectStore, chunk: Chunk, into: Path) -> bool:
     return True
 
 
-def _conclude(bad: list[str], words: str) -> None:
+def _refuse(bad: list[str]) -> None:
     if bad:
         raise Terminal(f"{len(bad)} files are not as recorded: {', '.join(bad[:5])}.", next_step="submit them again.")
-    if words:
-        console.print(words, highlight=False)
+
+
+def _say(told: dict[str, Any], words: str, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(told))
+    else:
+        console.print(words, highlight=False, markup=False, soft_wrap=True)
 
 
 def _summary(job: Job) -> dict[str, Any]:
@@ -315,28 +343,11 @@ def _summary(job: Job) -> dict[str, Any]:
     }
 
 
-def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(rows if len(rows) != 1 else rows[0]))
-        return
-    if len(rows) == 1:
-        for name, value in rows[0].items():
-            console.print(f"{name:<16}{'' if value is None else value}", highlight=False)
-        return
-    table = Table(box=None, pad_edge=False)
-    for name in rows[0] if rows else ():
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*(str(value) if value is not None else "" for value in row.values()))
-    console.print(table)
-
-
-def _read(file: Path) -> Any:
+def _read(file: Path) -> object:
     try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
-        return json.loads(text)
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"the request cannot be read: {error}", unit=str(file)) from None
+        return rules.read_json(sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes())
+    except OSError as error:
+        raise InvalidInput(f"the request cannot be read: {error.strerror}.", unit=str(file)) from None
 
 
 def _objects(settings: Settings) -> ObjectStore:

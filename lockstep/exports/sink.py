@@ -15,6 +15,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
@@ -33,7 +34,7 @@ _WORTH_LISTING = 30  # an entry of a listing costs a thirtieth of a question
 _LOOKERS = 8
 _CHANGED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409"})
 _DAMAGED = frozenset({"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"})
-_MISSING = frozenset({"404", "NoSuchKey", "NotFound", "NoSuchUpload"})
+_MISSING = frozenset({"404", "NoSuchKey", "NoSuchVersion", "NotFound", "NoSuchUpload"})
 _CONTENT_TYPES = {
     Format.CSV: "text/csv; charset=utf-8",
     Format.CSV_GZ: "application/gzip",
@@ -105,15 +106,15 @@ class ObjectStore:
         except (ClientError, BotoCoreError) as error:
             raise _down(error) from error
 
-    def read(self, object_key: str, *, etag: str | None = None) -> Iterable[bytes]:
-        """The bytes of an object in pieces. Raises `Terminal` if it is gone or another one."""
-        condition = {"IfMatch": etag} if etag else {}
+    def read(self, object_key: str, *, version_id: str | None = None) -> Iterable[bytes]:
+        """The bytes of an object in pieces; of that version, if given. Raises `Terminal` if it is gone."""
+        pinned = {"VersionId": version_id} if version_id else {}
         try:
-            body = self._client.get_object(Bucket=self._bucket, Key=object_key, **condition)["Body"]
+            body = self._client.get_object(Bucket=self._bucket, Key=object_key, **pinned)["Body"]
             yield from body.iter_chunks(1 << 20)
         except ClientError as error:
-            if _code(error) in _MISSING | _CHANGED:
-                raise Terminal(f"{object_key} is gone or was replaced.", unit=object_key) from error
+            if _code(error) in _MISSING:
+                raise Terminal(f"{object_key} is gone.", unit=object_key) from error
             raise _down(error) from error
         except BotoCoreError as error:
             raise _down(error) from error
@@ -133,11 +134,11 @@ class ObjectStore:
         except (ClientError, BotoCoreError) as error:
             raise _down(error) from error
 
-    def abort_uploads(self, prefix: str, *, older_than: Any) -> int:
+    def abort_uploads(self, prefix: str, *, older_than: datetime) -> int:
         """Remove the parts of attempts that died."""
         try:
-            found = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=prefix).get("Uploads", [])
-            stale = [one for one in found if one["Initiated"] < older_than]
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=prefix)
+            stale = [one for page in pages for one in page.get("Uploads", []) if one["Initiated"] < older_than]
             for one in stale:
                 self._client.abort_multipart_upload(Bucket=self._bucket, Key=one["Key"], UploadId=one["UploadId"])
         except (ClientError, BotoCoreError) as error:

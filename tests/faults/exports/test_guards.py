@@ -6,7 +6,9 @@ A guard whose removal no test notices is decoration. Where two guards stand behi
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -18,7 +20,7 @@ import psycopg
 import pytest
 
 from lockstep.exports import claims as claims_module
-from lockstep.exports import ledger, rules, sink
+from lockstep.exports import janitor, ledger, rules, sink
 from lockstep.exports import store as store_module
 from lockstep.exports.claims import ClaimStore
 from lockstep.exports.clients import ClientStore
@@ -320,6 +322,26 @@ def an_open_breaker_lets_nobody_through(world: World) -> None:
     assert world.claims().reserve(5) is None
 
 
+def gc_waits_for_a_publication_and_sees_its_record(world: World) -> None:
+    key = next(_keys)
+    world.submit((key, OLD))
+    store, claim = _claim(world, "builder")
+    objects, name = world.worker()._objects, f"exports/2025/02/15/{key}_20250215.csv"
+    world.s3.put_object(Bucket=world.bucket, Key=name, Body=b"x")
+    waiting = (
+        "SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database"
+        " WHERE d.datname = current_database() AND locktype = 'advisory' AND NOT granted"
+    )
+    with ThreadPoolExecutor(1) as other:
+        with store.publishing(claim) as publication:
+            gone = other.submit(janitor.remove, world.state, objects, name)
+            while world.ask(waiting) == [(0,)] and not gone.done():
+                time.sleep(0.01)
+            publication.record(replace(RECEIPT, object_key=name))
+        assert gone.result(timeout=30) is False
+    assert world.read(name) == b"x"
+
+
 def no_private_address_is_accepted(world: World) -> None:
     body = {
         "items": [{"key": "ABC", "effectiveDates": [OLD]}],
@@ -398,6 +420,10 @@ GUARDS = {
     "breaker": Guard(
         an_open_breaker_lets_nobody_through,
         _cut(claims_module, "_BROKEN", ("FROM exports.breaker", "FROM exports.breaker WHERE false")),
+    ),
+    "gc and publications": Guard(
+        gc_waits_for_a_publication_and_sees_its_record,
+        _cut(claims_module, "_GUARD", (f"pg_advisory_xact_lock_shared({claims_module.GC_LOCK})", "NULL")),
     ),
     "SSRF, by spelling": Guard(no_private_address_is_accepted, _put(rules, "_public_name", lambda host: True)),
     "SSRF, by address": Guard(no_private_address_is_called, _put(webhooks, "is_public", lambda address: True)),

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from lockstep.exports import fleet
 from lockstep.exports.cli import app
-from lockstep.kernel.errors import Terminal
+from lockstep.kernel.errors import InvalidInput, Terminal
 from tests.integration.exports.conftest import World
 
 pytestmark = pytest.mark.stack
@@ -28,8 +29,8 @@ def deployed(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-def _run(*arguments: str) -> str:
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+def _run(*arguments: str, given: bytes | None = None) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False, input=given)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -50,6 +51,40 @@ def test_a_job_goes_from_a_file_to_verified_files(deployed: World, tmp_path: Pat
     _run("download", job["jobId"], "--into", str(tmp_path / "files"))
     assert sorted(one.name for one in (tmp_path / "files").iterdir()) == ["ABC_20250215.csv", "ABC_20250315.csv"]
     _run("client", "revoke", "acme")
+
+
+def test_every_command_has_an_answer_for_programs(deployed: World, tmp_path: Path):
+    """Guards scripts: one JSON value whatever is found, and a list is a list also with one entry or none."""
+    assert [one["client"] for one in json.loads(_run("client", "list", "--json"))] == ["tester"]
+    job = json.loads(_run("submit", "-", "--json", given=json.dumps(REQUEST).encode()))["jobId"]
+    assert json.loads(_run("cancel", job, "--json"))["status"] == "CANCELLED"
+    other = json.loads(_run("submit", "-", "--json", given=json.dumps(REQUEST).encode()))["jobId"]
+    deployed.ask("UPDATE exports.job_chunk SET attempts = 99 WHERE job_id = %s AND key = 'ABC'", other)
+    assert json.loads(_run("work", "--until-idle", "--json"))["built"] == 0
+    failed = json.loads(_run("status", other, "--json"))
+    assert (failed["status"], len(failed["failedChunks"])) == ("FAILED", 2)
+    assert json.loads(_run("retry", other, "--json"))["pending"] == 2
+    assert json.loads(_run("work", "--until-idle", "--json"))["built"] == 2
+    assert json.loads(_run("download", other, "--into", str(tmp_path), "--json"))["files"] == 2
+    assert json.loads(_run("gc", "--json")) == {"dryRun": False, "objects": [], "uploads": 0, "keys": 0}
+    assert json.loads(_run("client", "revoke", "operator", "--json")) == {"client": "operator", "revoked": True}
+
+
+@pytest.mark.parametrize("raw", [b"{", b'{"items": 1, "items": 2}', b"[" * 200_000], ids=["cut", "twice", "deep"])
+def test_a_request_that_cannot_be_read_is_refused_in_a_sentence(deployed: World, tmp_path: Path, raw: bytes):
+    request = tmp_path / "request.json"
+    request.write_bytes(raw)
+    with pytest.raises(InvalidInput, match="the body is refused"):
+        _run("submit", str(request))
+
+
+def test_a_fleet_without_addresses_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Guards against a fleet whose processes die of the same missing setting for ever."""
+    monkeypatch.setenv("LOCKSTEP_HOME", str(tmp_path))  # no stack was ever started here
+    monkeypatch.setenv("LOCKSTEP_POSTGRES_DSN", "postgresql://nobody@127.0.0.1:1/state")
+    monkeypatch.setattr(fleet, "run_processes", lambda *_: pytest.fail("the fleet was started"))
+    with pytest.raises(InvalidInput, match="LOCKSTEP_SOURCE_DSN"):
+        _run("work")
 
 
 def test_verify_says_which_file_is_not_as_recorded(deployed: World, tmp_path: Path):
