@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from lockstep.kernel.errors import InvalidInput, LockstepError, Transient
@@ -339,5 +340,5 @@ def _as_interrupt(number: int, frame: FrameType | None) -> None:
 
 def explain(error: LockstepError) -> int:
     """Print an expected failure the way a person reads it; return the exit code."""
-    errors.print(f"[red]error[/] {error}", highlight=False, soft_wrap=True)
+    errors.print(f"[red]error[/] {escape(str(error))}", highlight=False, soft_wrap=True)
     return 1
