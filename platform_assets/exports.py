@@ -114,6 +114,9 @@ def _by_hand(context: dg.AssetExecutionContext, settings: Settings, state: Pool)
         raise Terminal(
             "; ".join(tally.errors), unit=context.partition_key, next_step="correct it, then run this again."
         )
+    if not (tally.built or tally.reused):
+        context.log.info("no chunk of this partition waits or has failed: its file stays as it is")
+        return dg.MaterializeResult(metadata={"jobs_retried": retried, "built": 0})
     return dg.MaterializeResult(
         metadata={"jobs_retried": retried, "built": tally.built, "dagster/row_count": tally.rows}
     )
