@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +12,9 @@ import schemathesis
 import uvicorn
 from hypothesis import HealthCheck, settings
 
-from lockstep.exports import rules
 from lockstep.kernel.settings import load_settings
 from services.exports import create_app
+from tests.contract_hooks import fresh_key
 from tests.integration.exports.conftest import World
 
 pytestmark = pytest.mark.stack
@@ -58,19 +56,12 @@ def served(module_world: World, stack: Any) -> Iterator[Any]:
 CONTRACT = schemathesis.openapi.from_dict(create_app(load_settings()).openapi()).exclude(tag="operations")
 
 
-def _fresh_key(case: Any) -> None:
-    """A good key becomes one of its own: a key that comes back with another body is rightly refused."""
-    key = (case.headers or {}).get("Idempotency-Key")
-    if isinstance(key, str) and re.fullmatch(rules.IDEMPOTENCY_KEY_PATTERN, key):
-        case.headers["Idempotency-Key"] = str(uuid.uuid4())
-
-
 @CONTRACT.parametrize()
 @CALM
 def test_every_operation_keeps_its_contract(served: tuple[str, str], case: Any):
     """Guards statuses, headers, schemas, refusals and authentication of every route at once."""
     address, key = served
-    _fresh_key(case)
+    fresh_key(case)
     case.call_and_validate(base_url=address, headers={"X-Api-Key": key})
 
 
@@ -80,7 +71,7 @@ def test_conversations_along_the_links_keep_the_contract(served: tuple[str, str]
 
     class Conversation(CONTRACT.as_state_machine()):  # type: ignore[misc]
         def before_call(self, case: Any) -> None:
-            _fresh_key(case)
+            fresh_key(case)
 
         def get_call_kwargs(self, case: Any) -> dict[str, Any]:
             return {"base_url": address, "headers": {"X-Api-Key": key}}
