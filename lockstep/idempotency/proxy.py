@@ -152,7 +152,7 @@ def point(source: Connection | Pool, proxy: Proxy, version: Version, *, reason: 
 
 
 def roll_back(source: Connection | Pool, proxy: Proxy, *, reason: str) -> Version:
-    """Point back to the version that was shown before the current one and still exists."""
+    """Point back to the version before the current one. Once more goes one further, never to what was rolled back."""
     with transaction(source, what=f"rolling back {proxy.name}") as connection:
         connection.execute(_LOCK, (proxy.key,))
         before = previous(moves(connection, proxy))
@@ -168,7 +168,7 @@ def moves(connection: Connection, proxy: Proxy) -> list[Version]:
 
 
 def collect(source: Connection | Pool, proxy: Proxy, *, keep: int, sealed_before: datetime) -> list[str]:
-    """Drop old versions, never the current one nor the `keep` last shown before it; return their names."""
+    """Drop old versions, never the current one, the `keep` last shown before it nor the `keep` a roll back goes to."""
     with transaction(source, what=f"collecting versions of {proxy.name}") as connection:
         connection.execute(_LOCK, (proxy.key,))
         kept = kept_versions(moves(connection, proxy), keep)
@@ -181,13 +181,25 @@ def collect(source: Connection | Pool, proxy: Proxy, *, keep: int, sealed_before
 
 
 def previous(shown: Sequence[Version]) -> Version | None:
-    """The latest earlier version, other than the current one, that still exists."""
-    return next((past for past in shown[1:] if past.name != shown[0].name and not past.dropped), None)
+    """Where a roll back goes: the version before the current one that still exists and was not rolled back itself."""
+    return next((past for past in _way_back(shown)[1:] if not past.dropped), None)
 
 
 def kept_versions(shown: Sequence[Version], keep: int) -> list[str]:
-    """The current version and the `keep` different ones shown last before it."""
-    return list(dict.fromkeys(version.name for version in shown))[: keep + 1]
+    """The current version, the `keep` different ones shown last before it, and the `keep` that roll backs go to."""
+    recent = list(dict.fromkeys(version.name for version in shown))
+    behind = [version.name for version in _way_back(shown) if not version.dropped]
+    return list(dict.fromkeys([*recent[: keep + 1], *behind[: keep + 1]]))
+
+
+def _way_back(shown: Sequence[Version]) -> list[Version]:
+    """The current version and those under it, newest first. A move back to one of them takes off what lay above."""
+    way: list[Version] = []
+    for version in reversed(shown):
+        names = [past.name for past in way]
+        under = way[: names.index(version.name)] if version.name in names else way
+        way = [*under, version]
+    return way[::-1]
 
 
 def refusal(unit: str, version: Version) -> Refused:

@@ -64,7 +64,9 @@ class ObjectProxy:
             Refused: The version is older than the one shown, or has no objects.
             LostClaim: Somebody moved the pointer at the same moment; nothing was moved.
         """
-        seen = self._seen()
+        return self._point(version, self._seen(), reason=reason, told=told)
+
+    def _point(self, version: Version, seen: pointer.Seen | None, *, reason: str, told: bool) -> Decision:
         decision = decide(version, self._moves(seen), told=told)
         if decision is Decision.OLDER:
             raise refusal(self._root, version)
@@ -77,19 +79,25 @@ class ObjectProxy:
         return decision
 
     def roll_back(self, *, reason: str) -> Version:
-        """Point back to the version that was shown before the current one and still exists."""
-        shown = [v for v in self._moves(self._seen()) if any(self._objects(self.folder(v)))]
+        """Point back to the version before the current one; once more goes one further.
+
+        Raises:
+            Refused: There is none.
+            LostClaim: Somebody moved the pointer at the same moment; nothing was moved.
+        """
+        seen = self._seen()
+        shown = [v for v in self._moves(seen) if any(self._objects(self.folder(v)))]
         before = previous(shown) if shown else None
         if before is None:
             raise Refused("there is no earlier version to go back to.", unit=self._root)
-        self.point(before, reason=reason, told=True)
+        self._point(before, seen, reason=reason, told=True)
         return before
 
     def collect(self, *, keep: int, written_before: datetime) -> list[str]:
-        """Delete old versions, never the current one nor the `keep` last shown before it; return their names.
+        """Delete old versions, never the current one; return their names.
 
         Args:
-            keep: How many versions before the current one stay for a roll back.
+            keep: How many stay: of those shown last before the current one, and of those that roll backs go to.
             written_before: Only versions whose objects are all older go: one that is being written stays.
         """
         kept = kept_versions(self._moves(self._seen()), keep)

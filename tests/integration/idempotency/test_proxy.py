@@ -95,6 +95,16 @@ def test_a_roll_back_is_not_undone_by_a_late_retry(connection: Connection):
     assert roll_back(connection, DEVICES, reason="once more").name == "devices_20260301_000000_1"
 
 
+def test_a_second_roll_back_goes_one_version_further(connection: Connection):
+    for day, value in enumerate(("oldest", "old", "bad"), start=1):
+        go(connection, day, value, run=value)
+    roll_back(connection, DEVICES, reason="bad")
+    roll_back(connection, DEVICES, reason="old was bad too")
+    assert shown(connection) == ["oldest"]
+    with pytest.raises(Refused, match="no earlier version"):
+        roll_back(connection, DEVICES, reason="nothing is left")
+
+
 def test_columns_may_change_as_long_as_nobody_stands_on_the_name(connection: Connection):
     """Guards what CREATE OR REPLACE VIEW refuses: a dropped, renamed or retyped column. Grants survive."""
     go(connection, 1, "a", run="r1")
@@ -189,6 +199,26 @@ def test_two_publishers_at_one_moment_have_one_winner(objects: ObjectProxy, monk
     regressed = objects.current()
     assert regressed is not None
     assert regressed.name == "r2"
+
+
+def test_a_roll_back_that_meets_a_publication_moves_nothing(objects: ObjectProxy, s3: Any, bucket: str):
+    """Guards the one reading that a roll back decides by: it would go back from a version that nobody looked at."""
+    for day in (1, 2):
+        publish(objects, day, b"x", run=f"r{day}")
+
+    class Slow(ObjectProxy):
+        """Between its reading and its writing somebody publishes."""
+
+        def _seen(self) -> pointer.Seen | None:
+            seen = super()._seen()
+            publish(objects, 3, b"x", run="r3")
+            return seen
+
+    with pytest.raises(LostClaim):
+        Slow(s3, bucket, "published", "devices").roll_back(reason="r2 was bad")
+    current = objects.current()
+    assert current is not None
+    assert current.name == "r3"
 
 
 def test_old_folders_are_collected_but_never_the_way_back(objects: ObjectProxy):

@@ -34,11 +34,21 @@ def test_the_rule_of_moving(wanted: Version, moves: list[Version], told: bool, d
 def test_rolling_back_finds_the_last_other_version_that_still_exists():
     gone = MID._replace(dropped=True)
     assert previous([NEW, gone, NEW, OLD]) == OLD
+    assert previous([NEW, gone, OLD]) == OLD
     assert previous([NEW, NEW]) is None
+    assert previous([]) is None
 
 
-def test_the_current_version_and_the_last_others_are_kept():
-    assert kept_versions([NEW, OLD, NEW, MID], 1) == ["new", "old"]
+def test_a_second_roll_back_goes_one_further_and_not_to_what_was_rolled_back():
+    """Guards readers of a bad version: swapping the last two would show it again."""
+    assert previous([MID, NEW, MID, OLD]) == OLD
+    assert previous([OLD, MID, NEW, MID, OLD]) is None
+    assert previous([NEW, OLD, MID, NEW, MID, OLD]) == OLD  # told to show the new one again after all
+
+
+def test_the_current_version_the_last_others_and_the_way_back_are_kept():
+    assert kept_versions([NEW, OLD, NEW, MID], 1) == ["new", "old", "mid"]
+    assert kept_versions([MID, NEW, MID, OLD], 0) == ["mid"]
     assert kept_versions([], 3) == []
 
 
