@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from lockstep.idempotency import keyed
-from lockstep.idempotency.keyed import Event, KeyOf, KeyTaken, Kind, Session
+from lockstep.idempotency.keyed import Digest, Event, KeyOf, KeyTaken, Kind, Session
 from lockstep.kernel.crash import CrashInjected, armed
 from lockstep.kernel.errors import InvalidInput, LostClaim
 
@@ -56,14 +57,15 @@ def nasty_rows() -> list[dict[str, Any]]:
 def test_spark_and_python_give_the_same_keys_for_every_split_and_time_zone(spark: Any):
     """One differing byte, and a row written by Spark is a stranger to a worker in Python."""
     rows = nasty_rows()
+    short = dataclasses.replace(KEY, digest=Digest.XXHASH64)
     frame = spark.createDataFrame([tuple(row.values()) for row in rows], SCHEMA)
-    wanted = sorted(keyed.stable_key(KEY, row) for row in rows)
+    wanted = sorted((keyed.stable_key(KEY, row), keyed.stable_key(short, row)) for row in rows)
     before = spark.conf.get("spark.sql.session.timeZone")
     try:
         for zone, partitions in (("UTC", 1), ("Asia/Kathmandu", 3)):
             spark.conf.set("spark.sql.session.timeZone", zone)
-            found = keyed.with_key(frame.repartition(partitions), KEY).select("key").collect()
-            assert sorted(row.key for row in found) == wanted
+            both = keyed.with_key(keyed.with_key(frame.repartition(partitions), KEY), short, column="short")
+            assert sorted(map(tuple, both.select("key", "short").collect())) == wanted
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
 

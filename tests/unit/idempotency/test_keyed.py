@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.idempotency import keyed
-from lockstep.idempotency.keyed import Event, KeyOf, Kind, Session
+from lockstep.idempotency.keyed import Digest, Event, KeyOf, Kind, Session
+from lockstep.idempotency.xxhash64 import xxhash64
 from lockstep.kernel.errors import InvalidInput
 
 ALL = KeyOf("probe", tuple((kind.name.lower(), kind) for kind in Kind))
@@ -50,6 +51,24 @@ def test_a_key_is_the_same_for_ever():
 
 KNOWN_FULL = "ce74a9c8f85b24c3345f3c34a0fa0db2d3c21f2f669ac1d50ed70b2e70230451"
 KNOWN_EMPTY = "724e3fe2b5a7db6eadb1fabec1e612918ff5bec1f0b76458df612d1594dbd7a9"
+
+
+@pytest.mark.parametrize(
+    ("data", "digest"),
+    [
+        (b"", 0xEF46DB3751D8E999),
+        (b"a", 0xD24EC4F1A98C6E5B),
+        (b"abc", 0x44BC2CF5AD770999),
+        (b"Nobody inspects the spammish repetition", 0xFBCEA83C8A378BF1),
+    ],
+)
+def test_xxhash64_is_the_published_one(data: bytes, digest: int):
+    assert xxhash64(data, seed=0) == digest
+
+
+def test_a_short_key_is_the_same_for_ever():
+    short = KeyOf("pair", TWO.columns, Digest.XXHASH64)
+    assert keyed.stable_key(short, {"a": "x", "b": None}) == "08850247e070fec5"
 
 
 def test_a_key_does_not_depend_on_the_process():
