@@ -1,19 +1,21 @@
 """The transactional writer as SQL for Redshift: what to run, in which order, on one connection.
 
-What belongs here: statements as text with their parameters, and the manifest that COPY reads. What does not: a driver
-or a connection. Redshift enforces no primary key, so the ledger is checked under a lock; TRUNCATE and ALTER TABLE
-APPEND commit what surrounds them and VACUUM refuses a transaction, so none of them occurs here.
+What belongs here: statements as text with their parameters, the questions between them, the manifest that COPY reads.
+What does not: a driver or a connection; whoever has one passes a function that asks it. Redshift enforces no primary
+key, so the ledger is checked under a lock; TRUNCATE and ALTER TABLE APPEND commit what surrounds them and VACUUM
+refuses a transaction, so none of them occurs here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from lockstep.idempotency.overwrite import File
-from lockstep.idempotency.transactional import Key
-from lockstep.kernel.errors import InvalidInput
+from lockstep.idempotency.transactional import ContentChanged, Key, Outcome
+from lockstep.kernel.errors import InvalidInput, LostClaim, Transient
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,126}")
 _URL = re.compile(r"s3://[a-z0-9.-]{3,63}/[A-Za-z0-9!_.*()/=+-]+")
@@ -27,29 +29,98 @@ class Statement(NamedTuple):
     parameters: tuple[object, ...] = ()
 
 
-class Plan(NamedTuple):
-    """One transaction. Run `begin`, then `check`; go on with `apply` only if `check` returned no row, else roll back.
-
-    A row of `check` is the ledger entry (run, content, row_count) of whoever applied the key, or a newer generation,
-    before.
-    """
-
-    begin: tuple[Statement, ...]
-    check: Statement
-    apply: tuple[Statement, ...]
-    commit: Statement = Statement("COMMIT")
-
-    def all(self) -> tuple[Statement, ...]:
-        """Every statement in order, for a look or a linter."""
-        return (*self.begin, self.check, *self.apply, self.commit)
-
-
 class Load(NamedTuple):
     """What is to be loaded. No manifest when there are no rows: COPY refuses an empty one."""
 
     rows: int
     content: str
     manifest_url: str | None
+
+
+class Plan(NamedTuple):
+    """One transaction in parts, with a question after each of the first two; `execute` runs it."""
+
+    key: Key
+    load: Load
+    begin: tuple[Statement, ...]
+    check: Statement
+    stage: tuple[Statement, ...]
+    verify: Statement
+    apply: tuple[Statement, ...]
+    commit: Statement = Statement("COMMIT")
+
+    def all(self) -> tuple[Statement, ...]:
+        """Every statement in order, for a look or a linter."""
+        return (*self.begin, self.check, *self.stage, self.verify, *self.apply, self.commit)
+
+
+Ask = Callable[[Statement], Sequence[Any] | None]
+"""Executes one statement on the connection and returns the first row of its answer, if it has one."""
+
+CREATE_LEDGER = """
+CREATE TABLE IF NOT EXISTS idempotency.ledger (
+    pipeline VARCHAR(512) NOT NULL, unit VARCHAR(512) NOT NULL, generation INTEGER NOT NULL,
+    run VARCHAR(512) NOT NULL, content VARCHAR(512) NOT NULL, row_count BIGINT NOT NULL,
+    applied_at TIMESTAMP DEFAULT GETDATE()
+)"""
+"""The ledger as Redshift has it, in schema `idempotency`: without a key, which Redshift would not enforce."""
+
+
+def execute(ask: Ask, plan: Plan) -> Outcome:
+    """Run the plan, or recognise that it was done: after a lost answer the same call finds the ledger row.
+
+    Raises:
+        ContentChanged: The key was applied with other rows.
+        LostClaim: A newer generation of the unit was applied.
+        Transient: The files did not give the announced rows.
+        InvalidInput: Rows belong to another unit. In all of these cases nothing was changed.
+    """
+    for statement in plan.begin:
+        ask(statement)
+    try:
+        entry = ask(plan.check)
+        outcome = recognise(entry, plan) if entry is not None else _apply(ask, plan)
+    except BaseException:
+        with suppress(Exception):  # the connection may be gone, and with it the transaction
+            ask(Statement("ROLLBACK"))
+        raise
+    ask(Statement("ROLLBACK") if outcome.already else plan.commit)
+    return outcome
+
+
+def recognise(entry: Sequence[Any], plan: Plan) -> Outcome:
+    """What a row of `check`, the newest ledger entry at or above the key's generation, means for the plan."""
+    generation, run, content, rows = entry
+    if generation > plan.key.generation:
+        raise LostClaim(f"generation {generation} was applied; nothing was changed.", unit=str(plan.key))
+    if content != plan.load.content:
+        raise ContentChanged(
+            f"it was applied by {run} with content {content}, not {plan.load.content}; nothing was changed.",
+            unit=str(plan.key),
+            next_step="for a deliberate replay with other rows raise the generation.",
+        )
+    return Outcome(int(rows), str(content), already=True)
+
+
+def _apply(ask: Ask, plan: Plan) -> Outcome:
+    for statement in plan.stage:
+        ask(statement)
+    staged, ours = ask(plan.verify) or (0, 0)
+    if staged != plan.load.rows:
+        raise Transient(
+            f"COPY brought {staged} of {plan.load.rows} rows; nothing was changed.",
+            unit=str(plan.key),
+            next_step="write the files and their manifest anew.",
+        )
+    if ours != staged:
+        raise InvalidInput(
+            f"{staged - ours} rows belong to another unit than {plan.key.unit}; nothing was changed.",
+            unit=str(plan.key),
+            next_step="filter the rows by the unit's column.",
+        )
+    for statement in plan.apply:
+        ask(statement)
+    return Outcome(plan.load.rows, plan.load.content, already=False)
 
 
 def manifest(bucket: str, files: Sequence[File]) -> dict[str, Any]:
@@ -86,27 +157,32 @@ def plan(
     table = ".".join(map(_name, target))
     names = ", ".join(map(_name, columns))
     stage = _name(f"stage_{target[-1]}")
-    apply = [
-        # ON COMMIT DROP is not known to Redshift, so a temporary table of an earlier try may still be there.
-        Statement(f"DROP TABLE IF EXISTS {stage}"),
-        Statement(f"CREATE TEMP TABLE {stage} (LIKE {table})"),
-        *([_copy(stage, names, load.manifest_url, iam_role)] if load.manifest_url else []),
-        Statement(f"DELETE FROM {table} WHERE {_name(unit_column)} = %s", (key.unit,)),  # noqa: S608
-        Statement(f"INSERT INTO {table} ({names}) SELECT {names} FROM {stage}"),  # noqa: S608
-        Statement(
-            "INSERT INTO idempotency.ledger (pipeline, unit, generation, run, content, row_count) "
-            "VALUES (%s, %s, %s, %s, %s, %s)",
-            (*key, run, load.content, load.rows),
-        ),
-    ]
+    unit = _name(unit_column)
     return Plan(
+        key=key,
+        load=load,
         begin=(Statement("BEGIN"), Statement("LOCK TABLE idempotency.ledger")),
         check=Statement(
-            "SELECT run, content, row_count FROM idempotency.ledger "
+            "SELECT generation, run, content, row_count FROM idempotency.ledger "
             "WHERE pipeline = %s AND unit = %s AND generation >= %s ORDER BY generation DESC",
             key,
         ),
-        apply=tuple(apply),
+        stage=(
+            # ON COMMIT DROP is not known to Redshift, so a temporary table of an earlier try may still be there.
+            Statement(f"DROP TABLE IF EXISTS {stage}"),
+            Statement(f"CREATE TEMP TABLE {stage} (LIKE {table})"),
+            *([_copy(stage, names, load.manifest_url, iam_role)] if load.manifest_url else []),
+        ),
+        verify=Statement(f"SELECT COUNT(*), COUNT(CASE WHEN {unit} = %s THEN 1 END) FROM {stage}", (key.unit,)),  # noqa: S608
+        apply=(
+            Statement(f"DELETE FROM {table} WHERE {unit} = %s", (key.unit,)),  # noqa: S608
+            Statement(f"INSERT INTO {table} ({names}) SELECT {names} FROM {stage}"),  # noqa: S608
+            Statement(
+                "INSERT INTO idempotency.ledger (pipeline, unit, generation, run, content, row_count) "
+                "VALUES (%s, %s, %s, %s, %s, %s)",
+                (*key, run, load.content, load.rows),
+            ),
+        ),
     )
 
 

@@ -256,36 +256,58 @@ def test_tasks_that_die_after_their_side_effect_are_retried_and_counted_once(con
     assert left_behind(connection) == 0
 
 
-def test_the_redshift_plan_applies_once_where_postgres_speaks_the_same_sql(connection: Connection):
-    """Guards order and conditions of the emitted transaction; only its COPY is replaced."""
+class Redshift:
+    """Runs plans where PostgreSQL speaks the same SQL; only COPY is replaced, by the rows that it is to bring."""
 
-    def go(key: Key, *ids: int) -> bool:
-        load = redshift.Load(len(ids), f"{len(ids)}:x", "s3://bucket/manifest")
-        plan = redshift.plan(
-            TARGET,
-            ("id", "unit"),
-            key,
-            run="r",
-            load=load,
-            unit_column="unit",
-            iam_role="arn:aws:iam::123456789012:role/loader",
-        )
-        for statement in plan.begin:
-            connection.execute(statement.text.encode())
-        if connection.execute(plan.check.text.encode(), plan.check.parameters).fetchone():
-            connection.execute("ROLLBACK")
-            return False
-        for text, parameters in plan.apply:
-            if text.startswith("COPY"):
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.dies_at = ""
+
+    def go(self, key: Key, *ids: int, unit: str = "d1", announced: int | None = None) -> transactional.Outcome:
+        load = redshift.Load(len(ids) if announced is None else announced, f"{ids}", "s3://bucket/manifest")
+        role = "arn:aws:iam::123456789012:role/loader"
+        plan = redshift.plan(TARGET, ("id", "unit"), key, run="r", load=load, unit_column="unit", iam_role=role)
+
+        def ask(statement: redshift.Statement) -> Any:
+            if statement.text.startswith("COPY"):
                 for one in ids:
-                    connection.execute("INSERT INTO stage_visits VALUES (%s, %s)", (one, key.unit))
-            else:
-                connection.execute(text.encode(), parameters or None)
-        connection.execute("COMMIT")
-        return True
+                    self.connection.execute("INSERT INTO stage_visits VALUES (%s, %s)", (one, unit))
+                return None
+            done = self.connection.execute(statement.text.encode(), statement.parameters or None)
+            if statement.text == self.dies_at:
+                raise ConnectionError("the answer was lost")
+            return done.fetchone() if done.description else None
 
-    assert [go(KEY, 1, 2), go(KEY, 1, 2), go(Key("visits", "d1", 2), 5), go(KEY, 1)] == [True, False, True, False]
+        return redshift.execute(ask, plan)
+
+
+def test_the_redshift_plan_applies_once_and_a_lost_answer_is_recognised(connection: Connection):
+    """Guards order and conditions of the emitted transaction, and the ledger row that a retry finds."""
+    warehouse = Redshift(connection)
+    warehouse.dies_at = "COMMIT"
+    with pytest.raises(ConnectionError):
+        warehouse.go(KEY, 1, 2)
+    assert warehouse.go(KEY, 1, 2) == (2, "(1, 2)", True)
+    with pytest.raises(ContentChanged, match="raise the generation"):
+        warehouse.go(KEY, 1, 2, 3)
+    warehouse.dies_at = ""
+    assert not warehouse.go(KEY._replace(generation=2), 5).already
+    with pytest.raises(LostClaim, match="generation 2"):
+        warehouse.go(KEY, 1, 2)
     assert rows(connection) == [(5, "d1")]
+
+
+def test_the_redshift_plan_counts_what_copy_brought(connection: Connection):
+    """Guards half a load and rows of another unit: the transaction is rolled back before it touches the target."""
+    warehouse = Redshift(connection)
+    warehouse.go(KEY, 1)
+    again = KEY._replace(generation=2)
+    with pytest.raises(Transient, match="2 of 3 rows"):
+        warehouse.go(again, 7, 8, announced=3)
+    with pytest.raises(InvalidInput, match="1 rows belong to another unit"):
+        warehouse.go(again, 7, unit="d9")
+    assert rows(connection) == [(1, "d1")]
+    assert transactional.applied(connection, again) is None
 
 
 @contextlib.contextmanager

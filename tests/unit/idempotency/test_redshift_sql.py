@@ -74,6 +74,13 @@ def test_the_ledger_is_locked_before_it_is_read_and_written_after_the_rows():
     assert "idempotency.ledger" in texts[-2]
 
 
+def test_the_ledger_of_redshift_has_the_columns_that_the_plan_uses():
+    tree = sqlglot.parse_one(redshift.CREATE_LEDGER, dialect="redshift")
+    columns = {column.name for column in tree.find_all(exp.ColumnDef)}
+    assert columns == {"pipeline", "unit", "generation", "run", "content", "row_count", "applied_at"}
+    assert problems([redshift.CREATE_LEDGER]) == []
+
+
 def test_a_manifest_names_every_file_with_its_size():
     """Guards half a load: without `mandatory` COPY passes over a missing file."""
     assert redshift.manifest("b", [File("k/1", 10, "e")]) == {
