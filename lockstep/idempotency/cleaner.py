@@ -22,7 +22,10 @@ _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 1))"
 _UNITS = "SELECT name, starts, ends, frozen FROM idempotency.unit WHERE dataset = %s ORDER BY starts"
 _ADD_UNIT = "INSERT INTO idempotency.unit (dataset, name, starts, ends, frozen) VALUES (%s, %s, %s, %s, %s)"
 _REMOVE_UNIT = "DELETE FROM idempotency.unit WHERE dataset = %s AND name = %s"
-_LOADED = "SELECT run, row_count FROM idempotency.unit_partition WHERE dataset = %s AND day = %s"
+_IS_LOADED = "SELECT 1 FROM idempotency.unit_partition WHERE dataset = %s AND day = %s"
+_RUN = "SELECT row_count FROM idempotency.unit_run WHERE dataset = %s AND day = %s AND run = %s"
+_RECORD_RUN = "INSERT INTO idempotency.unit_run (dataset, day, run, row_count) VALUES (%s, %s, %s, %s)"
+_FORGET_RUNS = "DELETE FROM idempotency.unit_run WHERE dataset = %s AND day >= %s AND day < %s AND day <> %s"
 _LOADED_DAYS = "SELECT day FROM idempotency.unit_partition WHERE dataset = %s AND name = %s ORDER BY day"
 _RECORD = "INSERT INTO idempotency.unit_partition (dataset, name, day, run, row_count) VALUES (%s, %s, %s, %s, %s)"
 _REPOINT = "UPDATE idempotency.unit_partition SET name = %s WHERE dataset = %s AND name = ANY(%s)"
@@ -94,7 +97,8 @@ def load(source: Connection | Pool, dataset: Dataset, day: date, fill: Fill, *, 
     """Load one partition, in one transaction: readers see the dataset before it or after it.
 
     The first partition of a unit makes the unit anew: a table is filled aside and takes the old one's place, so what
-    the unit held before goes with one DROP. A retry of the same run changes nothing.
+    the unit held before goes with one DROP. A retry of the same run changes nothing, also when a newer run has replaced
+    its day since; a day that went with its unit may be loaded again by any run.
 
     Raises:
         Refused: The day is loaded already by another run and is not the first of its unit (replay the unit from its
@@ -102,14 +106,14 @@ def load(source: Connection | Pool, dataset: Dataset, day: date, fill: Fill, *, 
     """
     with transaction(source, what=f"loading {dataset.name} {day}") as connection:
         _lock(connection, dataset)
-        done = connection.execute(_LOADED, (_key(dataset), day)).fetchone()
-        if done is not None and done[0] == run:
-            return Loaded(unit_name(dataset.name, dataset.grain.interval(day)), done[1], already=True)
+        done = connection.execute(_RUN, (_key(dataset), day, run)).fetchone()
+        if done is not None:
+            return Loaded(unit_name(dataset.name, dataset.grain.interval(day)), done[0], already=True)
         unit = _unit_of(connection, dataset, day)
-        if is_first_partition(dataset.grain, day):
-            loaded = _renew(connection, dataset, unit, day, fill, run)
-        else:
-            loaded = _extend(connection, dataset, unit, day, fill, run, loaded_before=done is not None)
+        step = _renew if is_first_partition(dataset.grain, day) else _extend
+        loaded = step(connection, dataset, unit, day, fill)
+        connection.execute(_RECORD, (_key(dataset), loaded.unit, day, run, loaded.rows))
+        connection.execute(_RECORD_RUN, (_key(dataset), day, run, loaded.rows))
         crash_point("cleaner.load.before_commit")
     crash_point("cleaner.load.after_commit")
     return loaded
@@ -159,7 +163,7 @@ def _unit_of(connection: Connection, dataset: Dataset, day: date) -> Unit | None
     return None
 
 
-def _renew(connection: Connection, dataset: Dataset, old: Unit | None, day: date, fill: Fill, run: str) -> Loaded:
+def _renew(connection: Connection, dataset: Dataset, old: Unit | None, day: date, fill: Fill) -> Loaded:
     interval = dataset.grain.interval(day)
     name = unit_name(dataset.name, interval)
     lost = _loaded_days(connection, dataset, name) if old else []
@@ -171,20 +175,18 @@ def _renew(connection: Connection, dataset: Dataset, old: Unit | None, day: date
     crash_point("cleaner.load.filled_aside")
     if old is not None:
         connection.execute(_REMOVE_UNIT, (_key(dataset), name))
+        connection.execute(_FORGET_RUNS, (_key(dataset), *interval, day))
     connection.execute(_ADD_UNIT, (_key(dataset), aside, *interval, False))
     _refresh_view(connection, dataset)  # the view lets go of the old table before it is dropped
     if old is not None:
         _drop(connection, dataset, name)
     _rename(connection, dataset, aside, name)
-    connection.execute(_RECORD, (_key(dataset), name, day, run, rows))
     return Loaded(name, rows, to_replay=tuple(one for one in lost if one != day))
 
 
-def _extend(
-    connection: Connection, dataset: Dataset, unit: Unit | None, day: date, fill: Fill, run: str, *, loaded_before: bool
-) -> Loaded:
+def _extend(connection: Connection, dataset: Dataset, unit: Unit | None, day: date, fill: Fill) -> Loaded:
     interval = dataset.grain.interval(day)
-    if loaded_before:
+    if connection.execute(_IS_LOADED, (_key(dataset), day)).fetchone() is not None:
         raise _refusal(
             dataset,
             f"{day} is loaded already and is not the first day of its unit.",
@@ -196,9 +198,7 @@ def _extend(
         _create_table(connection, dataset, name, interval)
         connection.execute(_ADD_UNIT, (_key(dataset), name, *interval, False))
         _refresh_view(connection, dataset)
-    rows = _fill(connection, dataset, name, day, fill)
-    connection.execute(_RECORD, (_key(dataset), name, day, run, rows))
-    return Loaded(name, rows)
+    return Loaded(name, _fill(connection, dataset, name, day, fill))
 
 
 def _merge(connection: Connection, dataset: Dataset, group: Sequence[Unit]) -> Unit:

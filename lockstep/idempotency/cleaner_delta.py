@@ -6,9 +6,10 @@ calendar (calendar.py), PostgreSQL (cleaner.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.idempotency import delta
@@ -51,9 +52,10 @@ def load_delta(spark: SparkSession, dataset: DeltaDataset, day: date, frame: Dat
     interval = dataset.grain.interval(day)
     starts = f"{interval.starts:%Y%m%d}"
     seen = _look(spark, dataset)
-    if _name(run, day) in seen.runs:
-        return Loaded(starts, 0, already=True)
+    if (done := seen.work.loads.get(_name(run, day))) is not None:
+        return Loaded(starts, done.rows, already=True)
     _check_open(dataset, day, seen)
+    _check_quota(dataset, day, seen)
     first = is_first_partition(dataset.grain, day)
     unit: dict[str, object] = {UNIT: interval.starts} if first else {UNIT: interval.starts, dataset.day: day}
     crash_point("cleaner.delta.before_write")
@@ -65,12 +67,18 @@ def load_delta(spark: SparkSession, dataset: DeltaDataset, day: date, frame: Dat
 
 
 def clean_delta(spark: SparkSession, dataset: DeltaDataset, day: date, *, run: str) -> int:
-    """Empty the unit that holds `day` by removing its files from the table; return the rows that went."""
-    _check_open(dataset, day, _look(spark, dataset))
+    """Empty the unit that holds `day` by removing its files from the table; return the rows that went.
+
+    A retry of the same run that finds its commit changes nothing: the unit may have been loaded again since.
+    """
+    seen = _look(spark, dataset)
+    _check_open(dataset, day, seen)
     starts = dataset.grain.interval(day).starts
+    if (run, starts) in seen.work.cleans:
+        return 0
     crash_point("cleaner.delta.before_clean")
     stamp = delta.stamp("cleaner", run=run, clean=starts.isoformat())
-    with delta.commit_as(spark, stamp), delta.contested(dataset.path):
+    with delta.commit_as(spark, stamp), delta.settings(spark, delta.RECORD_EMPTY), delta.contested(dataset.path):
         statement = f"DELETE FROM {delta.quoted(dataset.path)} WHERE {delta.equality({UNIT: starts})}"  # noqa: S608
         return int(spark.sql(statement).collect()[0]["num_affected_rows"])
 
@@ -97,10 +105,14 @@ def forget_delta(spark: SparkSession, path: str, day: str, *, before: object, ru
 
 def freeze_delta(spark: SparkSession, dataset: DeltaDataset, *, before: date, into: Grain, run: str) -> list[Unit]:
     """Merge neighbouring units that ended before a day, and refuse loads before that day from now on."""
-    table = delta.quoted(dataset.path)
     # First the mark: a load between the two steps would be merged away unseen otherwise. A unit under way stays open.
     mark = dataset.grain.interval(before).starts
-    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{_FROZEN}' = '{mark.isoformat()}')")
+    frozen = _frozen(spark, dataset)
+    # It never goes back: a week of a merged month would be loaded beside the month that holds it already.
+    if frozen is None or frozen < mark:
+        properties = f"SET TBLPROPERTIES ('{_FROZEN}' = '{mark.isoformat()}')"
+        with delta.contested(dataset.path):
+            spark.sql(f"ALTER TABLE {delta.quoted(dataset.path)} {properties}").collect()
     crash_point("cleaner.delta.marked_frozen")
     made = []
     for group in frozen_groups(_units(dataset, _look(spark, dataset)), before=before, into=into):
@@ -121,7 +133,9 @@ def _merge(spark: SparkSession, dataset: DeltaDataset, group: Sequence[Unit], ru
 def _overwrite(
     spark: SparkSession, dataset: DeltaDataset, frame: DataFrame, unit: dict[str, object], *, run: str
 ) -> Overwritten:
-    return overwrite_delta(spark, dataset.path, frame, unit, run=run, partition_by=[UNIT, dataset.day])
+    # Recorded even if nothing replaces nothing: the late retry of an empty first day must find its commit.
+    with delta.settings(spark, delta.RECORD_EMPTY):
+        return overwrite_delta(spark, dataset.path, frame, unit, run=run, partition_by=[UNIT, dataset.day])
 
 
 def _only(frame: DataFrame, dataset: DeltaDataset, day: date) -> DataFrame:
@@ -133,31 +147,84 @@ def _only(frame: DataFrame, dataset: DeltaDataset, day: date) -> DataFrame:
     return frame.where(f"CASE WHEN {column} <=> {wanted} THEN TRUE ELSE raise_error({words}) END")
 
 
-class _Seen(NamedTuple):
-    """The table before a load: which runs committed, up to where it is frozen, which partitions have rows."""
+class Load(NamedTuple):
+    """A load in the log: which partitions it replaced, by its predicate, and with how many rows."""
 
-    runs: frozenset[str]
-    frozen: str | None
-    days: tuple[tuple[date, date], ...]
+    predicate: str
+    rows: int
+
+
+class Work(NamedTuple):
+    """What was done to the table and still holds: loads by run and day, cleans as (run, unit)."""
+
+    loads: Mapping[str, Load] = MappingProxyType({})
+    cleans: frozenset[tuple[str, date]] = frozenset()
+
+
+class _Seen(NamedTuple):
+    """The table before a load: its work, up to where it is frozen, which partitions have rows."""
+
+    work: Work = Work()
+    frozen: date | None = None
+    days: tuple[tuple[date, date], ...] = ()
 
 
 def _look(spark: SparkSession, dataset: DeltaDataset) -> _Seen:
     try:
         commits = delta.history(spark, dataset.path)
     except delta.NotATable:
-        return _Seen(frozenset(), None, ())
-    detail = spark.sql(f"DESCRIBE DETAIL {delta.quoted(dataset.path)}").collect()[0]
+        return _Seen()
     days = delta.read(spark, dataset.path).select(UNIT, dataset.day).distinct().collect()
-    return _Seen(
-        runs=frozenset(str(commit.stamp.get("run")) for commit in commits if commit.stamp),
-        frozen=detail["properties"].get(_FROZEN),
-        days=tuple((row[0], row[1]) for row in days),
-    )
+    return _Seen(work_in(commits), _frozen(spark, dataset), tuple((row[0], row[1]) for row in days))
+
+
+def work_in(commits: Sequence[delta.Commit]) -> Work:
+    """The work that no later clean, renewal of the unit or RESTORE has undone.
+
+    Its retry changes nothing, also where a newer run has replaced the day. What was undone may be done again under the
+    same name, or its rows would stay missing in silence.
+
+    Args:
+        commits: The table's history, newest first.
+    """
+    work = Work()
+    known: dict[int, Work] = {}
+    for commit in reversed(commits):
+        stamp = commit.stamp or {}
+        if commit.operation == "RESTORE":
+            to = commit.parameters.get("version", "")
+            work = known.get(int(to), Work()) if to.isdigit() else Work()
+        elif "clean" in stamp:
+            unit = date.fromisoformat(stamp["clean"])
+            work = Work(_without(work.loads, delta.equality({UNIT: unit})), work.cleans | {(str(stamp["run"]), unit)})
+        elif stamp.get(delta.STAMP_KEY) == "overwrite":
+            one = Load(str(stamp["unit"]), int(commit.metrics.get("numOutputRows", 0)))
+            work = Work({**_without(work.loads, f"{one.predicate} AND"), str(stamp["run"]): one}, work.cleans)
+        known[commit.version] = work
+    return work
+
+
+def _without(loads: Mapping[str, Load], prefix: str) -> dict[str, Load]:
+    """All but those of one unit: the unit's predicate begins that of each of its days."""
+    return {name: load for name, load in loads.items() if not load.predicate.startswith(prefix)}
+
+
+def _frozen(spark: SparkSession, dataset: DeltaDataset) -> date | None:
+    detail = spark.sql(f"DESCRIBE DETAIL {delta.quoted(dataset.path)}").collect()[0]
+    mark = detail["properties"].get(_FROZEN)
+    return date.fromisoformat(mark) if mark else None
 
 
 def _check_open(dataset: DeltaDataset, day: date, seen: _Seen) -> None:
-    if seen.frozen and day < date.fromisoformat(seen.frozen):
-        raise Refused(f"units before {seen.frozen} are frozen. Nothing was changed.", unit=dataset.path)
+    if seen.frozen and day < seen.frozen:
+        raise Refused(
+            f"units before {seen.frozen} are frozen. Nothing was changed.",
+            unit=dataset.path,
+            next_step="correct it in a new dataset.",
+        )
+
+
+def _check_quota(dataset: DeltaDataset, day: date, seen: _Seen) -> None:
     starts = {unit for unit, _ in seen.days}
     if dataset.grain.interval(day).starts not in starts and len(starts) >= dataset.quota:
         raise Refused(

@@ -25,6 +25,9 @@ STAMP_KEY = "lockstep"
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
+RECORD_EMPTY = {"spark.databricks.delta.skipRecordingEmptyCommits": "false"}
+"""The settings under which a commit that changes nothing is made nevertheless, for the identity that it carries."""
+
 _NOT_A_TABLE = frozenset({"DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "PATH_NOT_FOUND"})
 
 
@@ -170,17 +173,21 @@ def commit_as(
         app_version: `txnVersion`.
     """
     wanted = {_USER_METADATA: metadata, _TXN_APP: app, _TXN_VERSION: str(app_version) if app else None}
-    before = {name: spark.conf.get(name, None) for name, value in wanted.items() if value is not None}
+    with settings(spark, {name: value for name, value in wanted.items() if value is not None}):
+        yield
+
+
+@contextmanager
+def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Settings of the session for the duration of the block; afterwards they are what they were."""
+    before = {name: spark.conf.get(name, None) for name in wanted}
     try:
-        for name in before:
-            spark.conf.set(name, str(wanted[name]))
+        for name, value in wanted.items():
+            spark.conf.set(name, value)
         yield
     finally:
         for name, value in before.items():
-            if value is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, value)
+            spark.conf.unset(name) if value is None else spark.conf.set(name, value)
 
 
 @contextmanager

@@ -112,22 +112,10 @@ def write_unit(
         .partitionBy(*partition_by)
     )
     wanted = {**_SAFE_SETTINGS, _DATA_COLUMNS: str(not aligned).lower()}
-    with _settings(spark, wanted), _outside_unit(path, predicate), delta.contested(path):
+    with delta.settings(spark, wanted), _outside_unit(path, predicate), delta.contested(path):
         writer.save(path)
     crash_point("overwrite.delta.after_commit")
     return predicate
-
-
-@contextmanager
-def _settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    before = {name: spark.conf.get(name, None) for name in wanted}
-    for name, value in wanted.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, was in before.items():
-            spark.conf.unset(name) if was is None else spark.conf.set(name, was)
 
 
 @contextmanager

@@ -72,6 +72,18 @@ def test_a_retry_of_the_first_day_that_comes_late_does_not_clean_the_later_days(
     assert sum(counts(connection).values()) == 12
 
 
+def test_a_run_that_a_newer_one_replaced_does_not_come_back(connection: Connection):
+    """Guards corrected data: a zombie of the first run would clean the unit and bring the uncorrected rows back."""
+    tuesday = MONDAY + timedelta(days=1)
+    go(connection, MONDAY, 5, run="wrong")
+    go(connection, tuesday, 7, run="daily")
+    assert go(connection, MONDAY, 6, run="corrected").to_replay == (tuesday,)
+    assert go(connection, MONDAY, 5, run="wrong") == Loaded("visits_20231106", 5, already=True)
+    assert counts(connection) == {MONDAY: 6}
+    assert not go(connection, tuesday, 7, run="daily").already, "it went with its unit, so it must come again"
+    assert counts(connection) == {MONDAY: 6, tuesday: 7}
+
+
 @pytest.mark.parametrize(
     "point", ["cleaner.load.filled_aside", "cleaner.load.before_commit", "cleaner.load.after_commit"]
 )
