@@ -129,8 +129,7 @@ def merge_postgres(
     """
     _want_tombstones(contract, tombstones, target)
     with transaction(connection, what=f"merging into {target}") as work:
-        work.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(_table(target)))
-        contract.refuse(_counts(work, contract, source), unit=target)
+        check_postgres(work, contract, target=target, source=source)
         crash_point("idempotency.merger.before_apply")
         if tombstones is not None and contract.needs_tombstones:
             work.execute(_sql(postgres_tombstones(contract, source, tombstones)))
@@ -139,6 +138,12 @@ def merge_postgres(
         crash_point("idempotency.merger.before_commit")
     crash_point("idempotency.merger.after_commit")
     return changed
+
+
+def check_postgres(work: Connection, contract: Contract, *, target: str, source: str) -> None:
+    """Let other writers of the target wait, and refuse an increment that cannot be merged. Raises `InvalidInput`."""
+    work.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(_table(target)))
+    contract.refuse(_counts(work, contract, source), unit=target)
 
 
 def create_tombstones(connection: Connection, contract: Contract, *, target: str, tombstones: str) -> None:

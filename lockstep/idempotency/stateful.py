@@ -43,8 +43,6 @@ PATTERN = "stateful-merger"
 # Operations of Delta that rewrite files and change no row. What is not listed is taken for somebody's work.
 HARMLESS = frozenset({"OPTIMIZE", "REORG", "VACUUM START", "VACUUM END"})
 
-_RECORD_EMPTY = "spark.databricks.delta.skipRecordingEmptyCommits"
-
 
 class Refused(Terminal):
     """The run may not touch the table now; nothing was changed. `reason` says why."""
@@ -211,7 +209,7 @@ class DeltaTable:
         self._refuse_overtaken(commits, self._seen, commits[-1].version + 1, run)
         mark = Mark(run.execution, commits[-1].version, run.request, first)
         text = delta.stamp(PATTERN, kind=Action.MERGE.value, pipeline=run.pipeline, **mark._asdict())
-        with delta.commit_as(self._spark, text), _setting(self._spark, _RECORD_EMPTY, "false"):
+        with delta.commit_as(self._spark, text), delta.settings(self._spark, delta.RECORD_EMPTY):
             merger.apply_delta(self._spark, self._contract, target=self._target, increment=self._increment)
         return self._find(mark, run)
 
@@ -223,7 +221,7 @@ class DeltaTable:
             raise MarkMissing(
                 "the merge left no commit with its mark.",
                 unit=f"{run.pipeline} {run.execution}",
-                next_step=f"see that this Spark honours {_RECORD_EMPTY}=false and userMetadata; then run it again.",
+                next_step="see that this Spark keeps userMetadata and records empty commits; then run it again.",
             )
         self._refuse_overtaken(commits, mark.base_version, version, run)
         return version
@@ -275,9 +273,10 @@ CREATE TABLE IF NOT EXISTS {images} (
     version bigint NOT NULL,
     key     jsonb  NOT NULL,
     before  jsonb,
-    after   jsonb,
-    PRIMARY KEY (version, key)
+    after   uuid
 )"""
+# No unique key: MERGE touches a row once, and an index over the keys would cost as much as the images.
+_IMAGES_INDEX = "CREATE INDEX IF NOT EXISTS {images_index} ON {images} (version)"
 _BEGIN_HISTORY = "INSERT INTO {runs} (version, action) VALUES (0, 'harmless') ON CONFLICT DO NOTHING"
 _READ_HISTORY = """
 SELECT version, action, pipeline, execution, base_version, request, first, restored_to, forgotten
@@ -288,13 +287,15 @@ SELECT max(version) + 1, %s, %s, %s, %s, %s, %s, %s FROM {runs} RETURNING versio
 _FORGET = "UPDATE {runs} SET forgotten = true WHERE version <= %s AND version < (SELECT max(version) FROM {runs})"
 _FORGET_IMAGES = "DELETE FROM {images} i USING {runs} r WHERE r.version = i.version AND r.forgotten"
 
+# Of the row after a change a digest is enough: it is only compared.
+_DIGEST = "md5(to_jsonb({row})::text)::uuid"
 # Every key that the runs to be undone have touched: its row before the first of them, and after the last.
 _TOUCHED = """
 (SELECT key, (array_agg(before ORDER BY version))[1] AS before, (array_agg(after ORDER BY version DESC))[1] AS after
  FROM {images} WHERE version > %(version)s GROUP BY key)"""
 _DRIFT = (
-    "SELECT i.key::text FROM " + _TOUCHED + " i LEFT JOIN {target} t ON {key_of_t} = i.key "
-    "WHERE to_jsonb(t) IS DISTINCT FROM i.after ORDER BY 1 LIMIT 5"
+    f"SELECT i.key::text FROM {_TOUCHED} i LEFT JOIN {{target}} t ON {{key_of_t}} = i.key "
+    f"WHERE {_DIGEST.format(row='t')} IS DISTINCT FROM i.after ORDER BY 1 LIMIT 5"
 )
 _TAKE_OUT = "DELETE FROM {target} t USING " + _TOUCHED + " i WHERE {key_of_t} = i.key"
 _PUT_BACK = (
@@ -303,22 +304,28 @@ _PUT_BACK = (
     + " i WHERE i.before IS NOT NULL"
 )
 _DROP_IMAGES = "DELETE FROM {images} WHERE version > %(version)s"
-_IMAGES_BEFORE = """
-INSERT INTO {images} (version, key, before)
-SELECT %(version)s, {key_of_s}, to_jsonb(t)
-FROM (SELECT DISTINCT {keys} FROM {source}) s LEFT JOIN {target} t USING ({keys})"""
-_IMAGES_AFTER = """
-UPDATE {images} i SET after = to_jsonb(t)
-FROM (SELECT DISTINCT {keys} FROM {source}) s JOIN {target} t USING ({keys})
-WHERE i.version = %(version)s AND i.key = {key_of_s}"""
-_DROP_UNCHANGED = "DELETE FROM {images} WHERE version = %(version)s AND before IS NOT DISTINCT FROM after"
+# The merge and its images in one pass. A row that it left as it was needs none.
+_MERGE = f"""
+WITH change AS ({{merge}} RETURNING {{key}} AS key, to_jsonb(old) AS before, {_DIGEST.format(row="old")} AS was,
+    {_DIGEST.format(row="new")} AS after)
+INSERT INTO {{images}} (version, key, before, after)
+SELECT {{version}}, key, before, after FROM change WHERE was IS DISTINCT FROM after"""
+# Settings that change how a value becomes text: two sessions must spell a row alike, or it looks changed by somebody.
+_SPELLING = {"TimeZone": "UTC", "IntervalStyle": "iso_8601", "bytea_output": "hex", "extra_float_digits": "1"}
+_NEEDED_VERSION = 18_00_00  # MERGE returns the row before and after since
 
 
 def create_history(connection: Connection, target: str) -> None:
-    """Create `<target>_runs` and `<target>_images` beside a PostgreSQL table, if they are absent."""
+    """Create `<target>_runs` and `<target>_images` beside a PostgreSQL table, if they are absent.
+
+    Raises:
+        InvalidInput: The server is older than PostgreSQL 18.
+    """
+    if connection.info.server_version < _NEEDED_VERSION:
+        raise InvalidInput(f"PostgreSQL {connection.info.server_version // 10000} is too old.", unit=target)
     names = _names(target)
     with transaction(connection, what=f"creating the history of {target}") as work:
-        for statement in (_HISTORY_TABLE, _IMAGES_TABLE, _BEGIN_HISTORY):
+        for statement in (_HISTORY_TABLE, _IMAGES_TABLE, _IMAGES_INDEX, _BEGIN_HISTORY):
             work.execute(sql.SQL(statement).format(**names))
 
 
@@ -350,7 +357,8 @@ def merge_postgres(
     _refuse_tombstones(contract, target)
     with transaction(connection, what=f"running {run.pipeline} {run.execution}") as work:
         work.execute(sql.SQL("LOCK TABLE {target} IN SHARE ROW EXCLUSIVE MODE").format(**_names(target)))
-        outcome = run_merge(_PostgresTable(work, contract, target, source, accept_drift=accept_drift), run)
+        with _spelling(work):
+            outcome = run_merge(_PostgresTable(work, contract, target, source, accept_drift=accept_drift), run)
         crash_point("idempotency.stateful.before_commit")
     crash_point("idempotency.stateful.after_commit")
     return outcome
@@ -374,10 +382,7 @@ class _PostgresTable:
         self._source = source
         self._accept_drift = accept_drift
         self._names = _names(target) | {
-            "source": identifier(*source.split(".")),
-            "keys": sql.SQL(", ").join(map(identifier, contract.keys)),
-            "key_of_t": _key_of("t", contract),
-            "key_of_s": _key_of("s", contract),
+            "key_of_t": _key_of(contract, "t.{}"),
         }
 
     def history(self, run: Run) -> History:
@@ -407,11 +412,11 @@ class _PostgresTable:
     def merge(self, run: Run, *, first: bool) -> int:
         base = self.history(run).commits[-1].version
         version = self._append(Action.MERGE, run, Mark(run.execution, base, run.request, first), None)
-        bound = {"version": version}
-        self._execute(_IMAGES_BEFORE, bound)
-        merger.merge_postgres(self._work, self._contract, target=self._target, source=self._source)
-        self._execute(_IMAGES_AFTER, bound)
-        self._execute(_DROP_UNCHANGED, bound)
+        merger.check_postgres(self._work, self._contract, target=self._target, source=self._source)
+        merge = sql.SQL(merger.postgres_merge(self._contract, self._target, self._source, None))
+        key = _key_of(self._contract, "COALESCE(old.{}, new.{})")
+        named = self._names | {"merge": merge, "key": key, "version": sql.Literal(version)}
+        self._work.execute(sql.SQL(_MERGE).format(**named))
         return version
 
     def _append(self, action: Action, run: Run, mark: Mark | None, restored_to: int | None) -> int:
@@ -440,12 +445,28 @@ def _names(target: str) -> dict[str, sql.Composable]:
         "target": identifier(*schema, name),
         "runs": identifier(*schema, f"{name}_runs"),
         "images": identifier(*schema, f"{name}_images"),
+        "images_index": identifier(f"{name}_images_version"),
     }
 
 
-def _key_of(alias: str, contract: Contract) -> sql.Composable:
-    pairs = [sql.SQL("{}, {}.{}").format(sql.Literal(key), sql.SQL(alias), identifier(key)) for key in contract.keys]
-    return sql.SQL("jsonb_build_object({})").format(sql.SQL(", ").join(pairs))
+def _key_of(contract: Contract, column: str) -> sql.Composable:
+    """The key as JSON; `column` is how a key column is written, such as `t.{}`."""
+    parts = [
+        sql.SQL("{}, {}").format(sql.Literal(key), sql.SQL(column.replace("{}", "{key}")).format(key=identifier(key)))
+        for key in contract.keys
+    ]
+    return sql.SQL("jsonb_build_object({})").format(sql.SQL(", ").join(parts))
+
+
+@contextmanager
+def _spelling(work: Connection) -> Iterator[None]:
+    """One spelling of rows for the block. If it fails the transaction is lost, and the settings with it."""
+    before = [(name, work.execute("SELECT current_setting(%s)", (name,)).fetchone()) for name in _SPELLING]
+    for name, value in _SPELLING.items():
+        work.execute("SELECT set_config(%s, %s, true)", (name, value))
+    yield
+    for name, row in before:
+        work.execute("SELECT set_config(%s, %s, true)", (name, row and row[0]))
 
 
 def _refuse_tombstones(contract: Contract, target: str) -> None:
@@ -455,16 +476,3 @@ def _refuse_tombstones(contract: Contract, target: str) -> None:
             unit=target,
             next_step="use Deletes.SOFT, or a contract without order.",
         )
-
-
-@contextmanager
-def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    before = spark.conf.get(name, None)
-    spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            spark.conf.unset(name)
-        else:
-            spark.conf.set(name, before)
