@@ -42,7 +42,7 @@ class Kind(StrEnum):
 
 
 class Digest(StrEnum):
-    """How long a key is. Two of a million 64-bit keys collide with odds of 1 to 37 million, of five billion with even ones.
+    """How long a key is. Two of a million 64-bit keys collide once in 37 million, two of five billion every other time.
 
     So XXHASH64 is for sinks that take no longer key and compare the columns as well; everything else takes SHA2.
     """

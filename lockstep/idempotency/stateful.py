@@ -288,14 +288,14 @@ _FORGET = "UPDATE {runs} SET forgotten = true WHERE version <= %s AND version < 
 _FORGET_IMAGES = "DELETE FROM {images} i USING {runs} r WHERE r.version = i.version AND r.forgotten"
 
 # Of the row after a change a digest is enough: it is only compared.
-_DIGEST = "md5(to_jsonb({row})::text)::uuid"
+_DIGEST = "md5({row}::text)::uuid"
 # Every key that the runs to be undone have touched: its row before the first of them, and after the last.
 _TOUCHED = """
 (SELECT key, (array_agg(before ORDER BY version))[1] AS before, (array_agg(after ORDER BY version DESC))[1] AS after
  FROM {images} WHERE version > %(version)s GROUP BY key)"""
 _DRIFT = (
     f"SELECT i.key::text FROM {_TOUCHED} i LEFT JOIN {{target}} t ON {{key_of_t}} = i.key "
-    f"WHERE {_DIGEST.format(row='t')} IS DISTINCT FROM i.after ORDER BY 1 LIMIT 5"
+    f"WHERE {_DIGEST.format(row='to_jsonb(t)')} IS DISTINCT FROM i.after ORDER BY 1 LIMIT 5"
 )
 _TAKE_OUT = "DELETE FROM {target} t USING " + _TOUCHED + " i WHERE {key_of_t} = i.key"
 _PUT_BACK = (
@@ -306,10 +306,9 @@ _PUT_BACK = (
 _DROP_IMAGES = "DELETE FROM {images} WHERE version > %(version)s"
 # The merge and its images in one pass. A row that it left as it was needs none.
 _MERGE = f"""
-WITH change AS ({{merge}} RETURNING {{key}} AS key, to_jsonb(old) AS before, {_DIGEST.format(row="old")} AS was,
-    {_DIGEST.format(row="new")} AS after)
+WITH change AS ({{merge}} RETURNING {{key}} AS key, to_jsonb(old) AS before, to_jsonb(new) AS after)
 INSERT INTO {{images}} (version, key, before, after)
-SELECT {{version}}, key, before, after FROM change WHERE was IS DISTINCT FROM after"""
+SELECT {{version}}, key, before, {_DIGEST.format(row="after")} FROM change WHERE before IS DISTINCT FROM after"""
 # Settings that change how a value becomes text: two sessions must spell a row alike, or it looks changed by somebody.
 _SPELLING = {"TimeZone": "UTC", "IntervalStyle": "iso_8601", "bytea_output": "hex", "extra_float_digits": "1"}
 _NEEDED_VERSION = 18_00_00  # MERGE returns the row before and after since

@@ -62,6 +62,28 @@ class TestPostgres:
             self.execute(work, run(hour, "again"))
             assert self.seen(work) == TABLE_4_1[hour][1]
 
+    def test_table_4_5_the_restore_is_a_version_of_its_own(self, work: Any):
+        """The book prints 5 for the replayed run; a table that counts its restores gives it 6."""
+        days = ("10-04", "10-05", "10-06", "10-07", "10-08")
+
+        def go(day: str, request: str) -> stateful.Outcome:
+            wish = Run("devices", day, days[days.index(day) - 1], f"{day}-{request}")
+            return self.execute(work, wish, [(day, day, False)])
+
+        assert [go(day, "1").version for day in days[1:]] == [1, 2, 3, 4]
+        assert go("10-07", "fix") == (Restore(2, ("10-07", "10-08"), first=False), 6)
+        assert go("10-08", "fix") == (Proceed(first=False), 7)
+        assert self.seen(work) == "10-05 10-06 10-07 10-08"
+
+    def test_a_replay_from_another_time_zone_finds_the_rows_as_they_were_left(self, work: Any):
+        """Guards the digests: the same instant is spelled otherwise in every session, and no row was changed."""
+        self.execute(work, run("07:00"))
+        work.execute("UPDATE devices SET seen = '2024-10-07 01:02:03+00'")
+        self.execute(work, run("08:00"))
+        work.execute("SET TimeZone = 'Asia/Tokyo'")
+        assert isinstance(self.execute(work, run("08:00", "again")).decision, Restore)
+        assert work.execute("SHOW TimeZone").fetchone() == ("Asia/Tokyo",)
+
     def test_a_corrected_smaller_replay_of_the_latest_run_leaves_no_stale_rows(self, work: Any):
         """The book's history variant asks for rows *after* the run, so it keeps M and O."""
         self.all_hours(work)

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import date, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from lockstep.idempotency import delta, merger, stateful, transactional
+from lockstep.idempotency import delta, keyed, merger, stateful, transactional
+from lockstep.idempotency.calendar import MONTH, Every
+from lockstep.idempotency.cleaner import Loaded, Refused
+from lockstep.idempotency.cleaner_delta import DeltaDataset, clean_delta, freeze_delta, load_delta
+from lockstep.idempotency.keyed import Event
 from lockstep.idempotency.overwrite import overwrite_delta
 from lockstep.idempotency.stateful_rules import Run
 from lockstep.kernel.crash import CrashInjected, armed
@@ -21,6 +27,7 @@ from lockstep.kernel.errors import LostClaim
 from lockstep.kernel.ids import SystemIds
 from tests.property.idempotency import test_merger as merging
 from tests.property.idempotency import test_stateful as replaying
+from tests.unit.idempotency import test_keyed as sessions
 
 pytestmark = [pytest.mark.stack, pytest.mark.long]
 
@@ -198,5 +205,138 @@ def test_any_walk_of_the_stateful_merger_is_a_clean_run(spark: Any, tables: Call
             lambda: {row.id: row.v for row in delta.read(spark, table).collect()},
             after_crash,
         )
+
+    holds()
+
+
+START = date(2024, 12, 30)
+
+
+class Deed(NamedTuple):
+    """One thing that happens to a dataset of units of two days; a replay loads both days of its unit."""
+
+    what: str  # replay, zombie, clean, freeze, compact
+    unit: int
+    rows: int
+    crash: str | None
+
+
+DEEDS = st.builds(
+    Deed,
+    st.sampled_from(["replay", "replay", "zombie", "clean", "freeze", "compact"]),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.none() | st.sampled_from(["before_write", "after_commit", "before_clean", "marked_frozen"]),
+)
+
+
+class Units:
+    """The dataset and its oracle: the rows of each day, the runs of each unit's first day, up to where it is frozen."""
+
+    def __init__(self, spark: Any, path: str) -> None:
+        self.spark = spark
+        self.dataset = DeltaDataset(path, "day", Every(2, START))
+        self.rows: dict[date, int] = {}
+        self.runs: dict[int, list[str]] = {}
+        self.frozen = START
+
+    def days(self, unit: int) -> tuple[date, date]:
+        return START + timedelta(days=2 * unit), START + timedelta(days=2 * unit + 1)
+
+    def load(self, day: date, rows: int, run: str) -> Loaded:
+        frame = self.spark.range(rows).selectExpr("id", f"{delta.literal(day)} AS day")
+        return load_delta(self.spark, self.dataset, day, frame, run=run)
+
+    def do(self, deed: Deed, run: str) -> None:
+        point = f"cleaner.delta.{deed.crash}" if deed.crash else None
+        acts = {"replay": self.replay, "zombie": self.zombie, "clean": self.clean, "freeze": self.freeze}
+        if deed.what == "compact":
+            compact(self.spark, self.dataset.path)
+        else:
+            acts[deed.what](deed, point, run)
+
+    def replay(self, deed: Deed, point: str | None, run: str) -> None:
+        first, second = self.days(deed.unit)
+        for day in (first, second):
+            if not self.refused(day, partial(self.load, day, deed.rows, run)):
+                die_at(point, partial(self.load, day, deed.rows, run))
+                self.load(day, deed.rows, run)
+                self.rows = {one: rows for one, rows in self.rows.items() if day != first or one != second}
+                self.rows[day] = deed.rows
+                self.runs.setdefault(deed.unit, []).append(run)
+
+    def zombie(self, deed: Deed, point: str | None, run: str) -> None:
+        """A late retry of a run that loaded the unit's first day."""
+        if runs := self.runs.get(deed.unit):
+            assert self.load(self.days(deed.unit)[0], 9, runs[0]).already
+
+    def clean(self, deed: Deed, point: str | None, run: str) -> None:
+        first, second = self.days(deed.unit)
+        if not self.refused(first, partial(clean_delta, self.spark, self.dataset, first, run=run)):
+            if not delta.exists(self.spark, self.dataset.path):
+                return
+            die_at(point, partial(clean_delta, self.spark, self.dataset, first, run=run))
+            clean_delta(self.spark, self.dataset, first, run=run)
+            self.rows = {day: rows for day, rows in self.rows.items() if day not in (first, second)}
+            self.runs.pop(deed.unit, None)
+
+    def freeze(self, deed: Deed, point: str | None, run: str) -> None:
+        if not delta.exists(self.spark, self.dataset.path):
+            return
+        before = self.days(deed.unit)[0]
+        act = partial(freeze_delta, self.spark, self.dataset, before=before, into=MONTH, run=run)
+        die_at(point, act)
+        act()
+        self.frozen = max(self.frozen, before)
+
+    def refused(self, day: date, act: Callable[[], object]) -> bool:
+        if day >= self.frozen:
+            return False
+        with pytest.raises(Refused, match="frozen"):
+            act()
+        return True
+
+    def found(self) -> dict[date, int]:
+        if not delta.exists(self.spark, self.dataset.path):
+            return {}
+        counted = delta.read(self.spark, self.dataset.path).groupBy("day").count().collect()
+        return {row["day"]: row["count"] for row in counted}
+
+
+def test_units_of_days_hold_what_clean_runs_leave(spark: Any, tables: Callable[[], str]):
+    """Guards loads, cleans and freezes together: renewed whole, closed for good, and no late retry cleans anything."""
+
+    @FEW
+    @given(st.lists(DEEDS, min_size=3, max_size=5))
+    def holds(deeds: list[Deed]) -> None:
+        units = Units(spark, tables())
+        for number, deed in enumerate(deeds):
+            units.do(deed, f"r{number}")
+            assert units.found() == {day: rows for day, rows in units.rows.items() if rows}, deed
+
+    holds()
+
+
+def test_sessions_of_any_split_order_and_crash_are_those_of_one_batch(spark: Any, tables: Callable[[], str]):
+    points = ("idempotency.keyed.after_events", "idempotency.keyed.after_sessions")
+
+    @FEW
+    @given(sessions.arrivals(), st.lists(st.none() | st.sampled_from(points), min_size=2, max_size=2))
+    def holds(arrival: tuple[list[Event], list[list[Event]], Any], crashes: list[str | None]) -> None:
+        log, batches, walk = arrival
+        where = {"events": tables(), "sessions": tables()}
+        keyed.create_session_tables(spark, **where)
+
+        def fold(batch: list[Event]) -> int:
+            rows = spark.createDataFrame(batch, "user string, at timestamp, position bigint, id string")
+            return keyed.fold_sessions(spark, rows, **where, gap=sessions.GAP)
+
+        for (index, _), crash in zip(walk, crashes, strict=False):
+            die_at(crash, partial(fold, batches[index]))
+            compact(spark, where["events"])
+        for batch in batches:
+            fold(batch)
+        rows = delta.read(spark, where["sessions"]).selectExpr("key", "user", "events").collect()
+        assert sorted(map(tuple, rows)) == sorted((s.key, s.user, s.events) for s in keyed.sessions(log, sessions.GAP))
 
     holds()
