@@ -170,42 +170,56 @@ def test_tables_that_only_look_like_units_stay_out_of_the_view(connection: Conne
     assert counts(connection) == {MONDAY: 2}
 
 
-def test_delta_units_are_renewed_cleaned_and_frozen(spark: Any, bucket: str):
-    """One table through the life of its units; each write is one commit that replaces whole partitions."""
-    table = DeltaDataset(f"s3a://{bucket}/visits", "day", ISO_WEEK, quota=2)
+class TestDelta:
+    """The same on Delta: one table through the life of its units, because each statement costs a second."""
 
-    def go(day: date, count: int, *, run: str = "r") -> Loaded:
-        frame = spark.range(count).selectExpr("id", f"DATE '{day}' AS day")
-        return load_delta(spark, table, day, frame, run=run)
+    def test_units_are_renewed_cleaned_and_frozen(self, spark: Any, lake: str):
+        """Guards every refusal and every late retry. Each write is one commit that replaces whole partitions."""
+        table = DeltaDataset(f"{lake}/visits", "day", ISO_WEEK, quota=2)
 
-    def found() -> dict[date, int]:
-        return {row["day"]: row["count"] for row in delta.read(spark, table.path).groupBy("day").count().collect()}
+        def go(day: date, count: int, *, run: str = "r") -> Loaded:
+            frame = spark.range(count).selectExpr("id", f"DATE '{day}' AS day")
+            return load_delta(spark, table, day, frame, run=run)
 
-    tuesday = MONDAY + timedelta(days=1)
-    go(MONDAY, 5)
-    for point in ("cleaner.delta.before_write", "cleaner.delta.after_commit"):
-        with pytest.raises(CrashInjected), armed(point, "raise"):
-            go(tuesday, 3)
-    assert go(tuesday, 3).already
-    assert go(MONDAY, 5).already  # a late retry: Tuesday stays
-    assert found() == {MONDAY: 5, tuesday: 3}
-    with pytest.raises(Exception, match="another day"):
-        load_delta(spark, table, MONDAY, spark.sql(f"SELECT 1L AS id, DATE '{tuesday}' AS day"), run="stray")
-    assert go(MONDAY, 2, run="replay").to_replay == (tuesday,)
-    week = timedelta(weeks=1)
-    go(MONDAY + week, 4)
-    with pytest.raises(Refused, match="quota"):
-        go(MONDAY + week * 2, 1)
-    with pytest.raises(CrashInjected), armed("cleaner.delta.marked_frozen", "raise"):
-        freeze_delta(spark, table, before=MONDAY + week * 2, into=MONTH, run="f")
-    made = freeze_delta(spark, table, before=MONDAY + week * 2, into=MONTH, run="f")
-    assert made == [Unit("20231106", MONDAY, MONDAY + week * 2, True)]
-    assert found() == {MONDAY: 2, MONDAY + week: 4}
-    with pytest.raises(Refused, match="frozen"):
-        go(MONDAY, 1, run="late")
-    go(MONDAY + week * 2, 6)
-    with pytest.raises(CrashInjected), armed("cleaner.delta.before_clean", "raise"):
-        clean_delta(spark, table, MONDAY + week * 2, run="c")
-    assert clean_delta(spark, table, MONDAY + week * 2, run="c") == 6
-    newest = delta.history(spark, table.path, limit=1)[0]
-    assert (newest.operation, newest.metrics["numCopiedRows"], newest.metrics["numAddedFiles"]) == ("DELETE", "0", "0")
+        def found() -> dict[date, int]:
+            return {row["day"]: row["count"] for row in delta.read(spark, table.path).groupBy("day").count().collect()}
+
+        tuesday, week = MONDAY + timedelta(days=1), timedelta(weeks=1)
+        go(MONDAY, 5)
+        for point in ("cleaner.delta.before_write", "cleaner.delta.after_commit"):
+            with pytest.raises(CrashInjected), armed(point, "raise"):
+                go(tuesday, 3)
+        assert go(tuesday, 3) == Loaded("20231106", 3, already=True)
+        assert go(MONDAY, 5).already  # a late retry: Tuesday stays
+        assert found() == {MONDAY: 5, tuesday: 3}
+        with pytest.raises(Exception, match="another day"):
+            load_delta(spark, table, MONDAY, spark.sql(f"SELECT 1L AS id, DATE '{tuesday}' AS day"), run="stray")
+        assert go(MONDAY, 2, run="replay").to_replay == (tuesday,)
+
+        # A unit whose first day is empty: the late retry of that day must find its commit, or it cleans the others.
+        go(MONDAY + week, 0)
+        go(tuesday + week, 4)
+        assert go(MONDAY + week, 0).already
+        assert found() == {MONDAY: 2, tuesday + week: 4}
+        with pytest.raises(Refused, match="quota"):
+            go(MONDAY + week * 2, 1)
+
+        with pytest.raises(CrashInjected), armed("cleaner.delta.marked_frozen", "raise"):
+            freeze_delta(spark, table, before=MONDAY + week * 2, into=MONTH, run="f")
+        made = freeze_delta(spark, table, before=MONDAY + week * 2, into=MONTH, run="f")
+        assert made == [Unit("20231106", MONDAY, MONDAY + week * 2, True)]
+        freeze_delta(spark, table, before=MONDAY + week, into=MONTH, run="earlier")  # opens nothing again
+        assert found() == {MONDAY: 2, tuesday + week: 4}
+        with pytest.raises(Refused, match="frozen"):
+            go(MONDAY + week, 1, run="late")
+
+        go(MONDAY + week * 2, 6)
+        with pytest.raises(CrashInjected), armed("cleaner.delta.before_clean", "raise"):
+            clean_delta(spark, table, MONDAY + week * 2, run="c")
+        assert clean_delta(spark, table, MONDAY + week * 2, run="c") == 6
+        newest = delta.history(spark, table.path, limit=1)[0]
+        assert newest.operation == "DELETE"
+        assert (newest.metrics["numCopiedRows"], newest.metrics["numAddedFiles"]) == ("0", "0")
+        assert not go(MONDAY + week * 2, 6).already, "it was cleaned away, so the same run may load it again"
+        assert clean_delta(spark, table, MONDAY + week * 2, run="c") == 0, "a late retry of the clean"
+        assert found()[MONDAY + week * 2] == 6

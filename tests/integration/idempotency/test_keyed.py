@@ -79,13 +79,13 @@ def test_a_column_of_another_type_is_refused_by_spark_as_by_python(spark: Any):
     assert refused.value.problems == ("a is int, not string", "b is double, not bigint", "c is missing, not date")
 
 
-def test_sessions_of_any_split_with_crashes_equal_those_of_one_batch(spark: Any, bucket: str):
+def test_sessions_of_any_split_with_crashes_equal_those_of_one_batch(spark: Any, lake: str):
     """Guards keys and contents: the book's job gives other sessions for other micro-batches, and orphans on replay."""
     chance = random.Random(3)
     log = [Event(chance.choice("ab"), START + timedelta(minutes=chance.randrange(120)), n, f"e{n}") for n in range(24)]
     arrival = chance.sample(log, len(log))
     batches = [arrival[:13], [*arrival[13:], log[0], log[1]._replace(position=99)]]
-    where = {"events": f"s3a://{bucket}/events", "sessions": f"s3a://{bucket}/sessions"}
+    where = {"events": f"{lake}/events", "sessions": f"{lake}/sessions"}
     keyed.create_session_tables(spark, **where)
 
     def fold(batch: list[Event]) -> int:

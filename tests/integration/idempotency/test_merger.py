@@ -29,8 +29,8 @@ TABLE_4_2 = {"08:00": "A-U B C M N O", "09:00": "A-U C M N O", "10:00": "A-U C M
 
 
 @pytest.fixture
-def work(database: str) -> Iterator[Any]:
-    with connect(database, application_name="test-merger") as connection:
+def work(dsn: str) -> Iterator[Any]:
+    with connect(dsn, application_name="test-merger") as connection:
         connection.execute("CREATE TABLE devices (id text PRIMARY KEY, v text, seq bigint)")
         connection.execute("CREATE TABLE flagged (id text PRIMARY KEY, v text, seq bigint, gone boolean)")
         merger.create_tombstones(connection, CONTRACT, target="devices", tombstones="graves")
@@ -189,12 +189,12 @@ class TestDelta:
     def seen(self, spark: Any, tables: tuple[str, str]) -> str:
         return " ".join(row.v for row in spark.read.format("delta").load(tables[0]).orderBy("id").collect())
 
-    def test_late_and_deleted_rows_stay_out_through_crashes_and_replays(self, spark: Any, bucket: str):
+    def test_late_and_deleted_rows_stay_out_through_crashes_and_replays(self, spark: Any, lake: str):
         """Guards the order, the tombstones and the order of the two commits: tombstones first.
 
         And the refusal: of an unmatched key Delta inserts both rows, without an error.
         """
-        tables = f"s3a://{bucket}/devices", f"s3a://{bucket}/graves"
+        tables = f"{lake}/devices", f"{lake}/graves"
         spark.createDataFrame([], "id string, v string, seq bigint").write.format("delta").save(tables[0])
         merger.create_tombstones_delta(spark, CONTRACT, target=tables[0], tombstones=tables[1])
         self.merge(spark, tables, [("A", "A-U", 2, False), ("B", "B", 2, False), ("B", "B0", 1, False)])
@@ -209,7 +209,7 @@ class TestDelta:
         assert self.merge(spark, tables, [("B", "B", 2, False)]) == 0
         assert self.seen(spark, tables) == "A-U C"
 
-    def test_a_second_session_of_the_process_merges_rows_of_its_own(self, spark: Any, stack: Any, bucket: str):
+    def test_a_second_session_of_the_process_merges_rows_of_its_own(self, spark: Any, stack: Any):
         """Guards a worker that opened its session again: PySpark binds checkpoints to the first session there was."""
         from pyspark.sql import SparkSession
         from pyspark.sql.connect.session import SparkSession as Remote

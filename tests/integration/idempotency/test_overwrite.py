@@ -32,9 +32,9 @@ def write(spark: Any, table: str, day: str, *ids: int, run: str = "r") -> Any:
     return overwrite_delta(spark, table, frame, {"execution_time": day}, run=run, partition_by=["execution_time"])
 
 
-def test_a_delta_unit_is_replaced_whole_cleared_by_nothing_and_retried_after_any_crash(spark: Any, bucket: str):
+def test_a_delta_unit_is_replaced_whole_cleared_by_nothing_and_retried_after_any_crash(spark: Any, lake: str):
     """Guards replays that shrink: dynamic partition overwrite would keep the rows of a unit that became empty."""
-    table = f"s3a://{bucket}/devices"
+    table = f"{lake}/devices"
     assert write(spark, table, "20240101", 1, 2).rows == 2
     write(spark, table, "20240102", 3)
     for point in ("overwrite.delta.before_write", "overwrite.delta.after_commit"):
@@ -52,9 +52,9 @@ def test_a_delta_unit_is_replaced_whole_cleared_by_nothing_and_retried_after_any
     assert not write(spark, table, "20240101", run="empty again").changed
 
 
-def test_a_write_that_fails_or_strays_leaves_the_old_rows_readable(spark: Any, bucket: str):
+def test_a_write_that_fails_or_strays_leaves_the_old_rows_readable(spark: Any, lake: str):
     """Guards the check itself: with the session's check switched off a plain write lets a foreign row in."""
-    table = f"s3a://{bucket}/devices"
+    table = f"{lake}/devices"
     write(spark, table, "20240101", 1)
     failing = spark.range(2).selectExpr(
         "CAST(IF(id = 1, raise_error('bad row'), id) AS INT) AS id", "'20240101' AS execution_time"

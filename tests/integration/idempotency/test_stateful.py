@@ -35,8 +35,8 @@ class TestPostgres:
     """One transaction holds the decision, the restore, the merge and the history row."""
 
     @pytest.fixture
-    def work(self, database: str) -> Iterator[Any]:
-        with connect(database, application_name="test-stateful") as connection:
+    def work(self, dsn: str) -> Iterator[Any]:
+        with connect(dsn, application_name="test-stateful") as connection:
             connection.execute("CREATE TABLE devices (id text PRIMARY KEY, v text, weight numeric, seen timestamptz)")
             stateful.create_history(connection, "devices")
             stateful.create_history(connection, "devices")  # again: no harm
@@ -187,8 +187,8 @@ class TestPostgres:
 class TestDelta:
     """The state is inside the commits. One walk through everything, because each statement costs a second."""
 
-    def test_the_whole_life_of_a_table(self, spark: Any, bucket: str):
-        table = f"s3a://{bucket}/devices"
+    def test_the_whole_life_of_a_table(self, spark: Any, lake: str):
+        table = f"{lake}/devices"
         spark.createDataFrame([], "id string, v string").write.format("delta").save(table)
         life = Life(spark, table)
 

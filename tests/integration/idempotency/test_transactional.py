@@ -319,9 +319,9 @@ def dies_at(point: str | None) -> Iterator[None]:
         yield
 
 
-def test_delta_applies_a_key_once_and_never_ignores_a_replay_in_silence(spark: Any, bucket: str):
+def test_delta_applies_a_key_once_and_never_ignores_a_replay_in_silence(spark: Any, lake: str):
     """Guards restore and replay: Delta's own txnVersion drops the replayed rows without an error."""
-    path, ids = f"s3a://{bucket}/visits", SeededIds(3)
+    path, ids = f"{lake}/visits", SeededIds(3)
 
     def go(generation: int, rows: int, content: str) -> Any:
         frame = spark.range(rows).selectExpr("id", "'d1' AS unit")

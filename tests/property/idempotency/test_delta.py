@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import date, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -55,10 +56,10 @@ def steps(*points: str) -> st.SearchStrategy[list[Step]]:
 
 
 @pytest.fixture
-def tables(bucket: str) -> Callable[[], str]:
+def tables(tmp_path: Path) -> Callable[[], str]:
     """Addresses of tables that nobody has used."""
     numbers = iter(range(1000))
-    return lambda: f"s3a://{bucket}/t{next(numbers)}"
+    return lambda: f"{tmp_path.as_uri()}/t{next(numbers)}"
 
 
 def compact(spark: Any, table: str) -> None:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.stack
 
 MOVES = [None, "proxy.object.before_move", "proxy.object.after_move"]
 PUTS = [None, "idempotency.keyed.before_put", "idempotency.keyed.after_put"]
-FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Move(NamedTuple):
@@ -61,9 +61,9 @@ def publish(objects: ObjectProxy, day: int, run: str, crash: str | None) -> None
 @FEW
 @given(
     moves=st.lists(
-        st.builds(Move, st.integers(1, 4), st.sampled_from(MOVES), st.booleans(), st.booleans()), min_size=1
+        st.builds(Move, st.integers(1, 4), st.sampled_from(MOVES), st.booleans(), st.booleans()), min_size=1, max_size=5
     ),
-    late=st.integers(0, 5),
+    late=st.integers(0, 4),
 )
 def test_any_history_of_a_pointer_shows_what_the_rule_says(s3: Any, bucket: str, moves: list[Move], late: int):
     """A late retry of a suffix shows a version only if the rule says so; a collection never takes what is shown."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from lockstep.idempotency.delta import Commit
-from lockstep.idempotency.transactional import ContentChanged, Key, RestoredAway, judge_delta
-from lockstep.kernel.errors import LostClaim, Terminal
+from lockstep.idempotency.transactional import ContentChanged, Key, RestoredAway, judge_delta, write_delta
+from lockstep.kernel.errors import InvalidInput, LostClaim, Terminal
+from lockstep.kernel.ids import SystemIds
 
 KEY = Key("visits", "d1", 2)
 
@@ -61,3 +63,10 @@ def test_an_ignored_commit_without_any_trace_is_an_error():
     """Guards against believing in rows that nobody can show: the log may have expired."""
     with pytest.raises(Terminal, match="ignored"):
         judge(commit(4, 1))
+
+
+def test_a_replay_that_would_append_is_refused_before_anything_is_asked():
+    """Guards the unit: a second generation without a predicate would stand beside the first."""
+    nothing: Any = None
+    with pytest.raises(InvalidInput, match="cannot append"):
+        write_delta(nothing, "s3a://b/t", nothing, KEY, run="r", content="c", ids=SystemIds())
