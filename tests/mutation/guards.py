@@ -25,7 +25,7 @@ _IN_UNIT, _IN_PROPERTY, _IN_STORES = (f"tests/{kind}/idempotency" for kind in ("
 _UNCHECKED = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
 
 _CLEANER = f"{_BLOCKS}/cleaner.py"
-_CLEANER_TESTS = (f"{_IN_PROPERTY}/test_cleaner_postgres.py", f"{_IN_STORES}/test_cleaner.py")
+_CLEANER_TESTS = (f"{_IN_STORES}/test_cleaner.py",)
 _CLEANER_DELTA = f"{_BLOCKS}/cleaner_delta.py"
 _CLEANER_DELTA_LOG = (f"{_IN_UNIT}/test_cleaner_delta_log.py",)
 _UNITS_ON_DELTA = (f"{_IN_STORES}/test_cleaner.py::TestDelta",)
@@ -43,7 +43,7 @@ CLEANER: tuple[Guard, ...] = (
         _CLEANER,
         "        connection.execute(_FORGET_RUNS, (_key(dataset), *interval, day))\n",
         "",
-        _CLEANER_TESTS[1:],
+        _CLEANER_TESTS,
     ),
     Guard(
         "a day inside a unit is not loaded twice",
@@ -52,22 +52,22 @@ CLEANER: tuple[Guard, ...] = (
         "if False:",
         _CLEANER_TESTS,
     ),
-    Guard("a frozen unit is closed", _CLEANER, "        if unit.frozen:\n", "        if False:\n", _CLEANER_TESTS[1:]),
+    Guard("a frozen unit is closed", _CLEANER, "        if unit.frozen:\n", "        if False:\n", _CLEANER_TESTS),
     Guard(
         "a changed grain is refused",
         _CLEANER,
         "if (unit.starts, unit.ends) != interval:",
         "if False:",
-        _CLEANER_TESTS[1:],
+        _CLEANER_TESTS,
     ),
     Guard(
         "rows of another day are refused",
         _CLEANER,
         "if found is None or found[0] != rows:",
         "if False:",
-        _CLEANER_TESTS[1:],
+        _CLEANER_TESTS,
     ),
-    Guard("the number of units is bounded", _CLEANER, "if count >= dataset.quota:", "if False:", _CLEANER_TESTS[1:]),
+    Guard("the number of units is bounded", _CLEANER, "if count >= dataset.quota:", "if False:", _CLEANER_TESTS),
     Guard(
         "a unit under way is not frozen",
         _CLEANER,
@@ -87,7 +87,7 @@ CLEANER: tuple[Guard, ...] = (
         _CLEANER,
         'sql.SQL("DROP TABLE {}").format(_table(dataset, name))',
         'sql.SQL("DROP TABLE {} CASCADE").format(_table(dataset, name))',
-        _CLEANER_TESTS[1:],
+        _CLEANER_TESTS,
     ),
     Guard(
         "one load at a time for a dataset",
@@ -170,7 +170,7 @@ CLEANER: tuple[Guard, ...] = (
 
 _OVERWRITE = f"{_BLOCKS}/overwrite.py"
 _OVERWRITE_TESTS = (f"{_IN_STORES}/test_overwrite.py",)
-_FILES_TESTS = (f"{_IN_PROPERTY}/test_overwrite_files.py", *_OVERWRITE_TESTS)
+_FILES_TESTS = (f"{_IN_PROPERTY}/test_overwrite_files.py",)
 _POINTER = f"{_BLOCKS}/pointer.py"
 _DELTA = f"{_BLOCKS}/delta.py"
 _DELTA_TEXT = (f"{_IN_UNIT}/test_delta_text.py",)
@@ -230,14 +230,14 @@ OVERWRITE: tuple[Guard, ...] = (
         _POINTER,
         'ContentType="application/json", IfMatch=seen.etag)',
         'ContentType="application/json")',
-        _FILES_TESTS[:1],
+        _FILES_TESTS,
     ),
     Guard(
         "two first attempts do not both publish",
         _POINTER,
         'ContentType="application/json", IfNoneMatch="*")',
         'ContentType="application/json")',
-        _FILES_TESTS[:1],
+        _FILES_TESTS,
     ),
     Guard(
         "a lost answer of our own is no lost claim",
@@ -285,7 +285,6 @@ OVERWRITE: tuple[Guard, ...] = (
 
 _WRITER = f"{_BLOCKS}/transactional.py"
 _WRITER_TESTS = (
-    f"{_IN_PROPERTY}/test_transactional_postgres.py",
     f"{_IN_STORES}/test_transactional.py::test_other_rows_need_the_next_generation_and_replace_the_unit",
     f"{_IN_STORES}/test_transactional.py::test_only_receipted_rows_are_applied",
 )
@@ -319,7 +318,7 @@ TRANSACTIONAL: tuple[Guard, ...] = (
         _WRITER,
         "if done[1].content != staging.content:",
         "if False:",
-        _WRITER_TESTS[1:],
+        _WRITER_TESTS,
     ),
     Guard(
         "staged rows are counted before they are applied",
@@ -333,7 +332,7 @@ TRANSACTIONAL: tuple[Guard, ...] = (
         _WRITER,
         "        if key.generation != 1:\n",
         "        if False:\n",
-        _WRITER_TESTS[1:],
+        _WRITER_TESTS,
     ),
     Guard(
         "a replay does not append to Delta",
@@ -347,7 +346,7 @@ TRANSACTIONAL: tuple[Guard, ...] = (
         _WRITER,
         "        _refuse_strangers(connection, key, staging, column)\n",
         "",
-        _WRITER_TESTS[1:],
+        _WRITER_TESTS,
     ),
     Guard(
         "rows without a receipt do not count",
@@ -551,7 +550,7 @@ PROXY: tuple[Guard, ...] = (
 )
 
 _MERGER = f"{_BLOCKS}/merger.py"
-_MERGER_TESTS = (f"{_IN_PROPERTY}/test_merger.py", f"{_IN_STORES}/test_merger.py")
+_MERGER_TESTS = (f"{_IN_STORES}/test_merger.py",)
 
 MERGER: tuple[Guard, ...] = (
     Guard(
@@ -559,21 +558,21 @@ MERGER: tuple[Guard, ...] = (
         _MERGER,
         "contract.refuse(_counts(work, contract, source), unit=target)",
         "pass",
-        _MERGER_TESTS[1:],
+        _MERGER_TESTS,
     ),
     Guard(
         "an increment that contradicts itself is refused on Delta",
         _MERGER,
         "contract.refuse(source.sparkSession.sql(text, increment=increment).collect()[0].asDict(), unit=unit)",
         "source.sparkSession.sql(text, increment=increment).collect()",
-        (f"{_MERGER_TESTS[1]}::TestDelta",),
+        (f"{_MERGER_TESTS[0]}::TestDelta",),
     ),
     Guard(
         "a NULL flag is not guessed at",
         _MERGER,
         "strict = contract.flag is not None and contract.null_flag is NullFlag.REFUSE",
         "strict = False",
-        _MERGER_TESTS[1:],
+        _MERGER_TESTS,
     ),
     Guard(
         "an older change does not replace a newer one",
@@ -601,14 +600,14 @@ MERGER: tuple[Guard, ...] = (
         _MERGER,
         "            spark.sql(delta_tombstones(contract, resolved, tombstones), increment=increment).collect()\n",
         "            pass\n",
-        (f"{_MERGER_TESTS[1]}::TestDelta",),
+        (f"{_MERGER_TESTS[0]}::TestDelta",),
     ),
     Guard(
         "an older change does not replace a newer one on Redshift",
         _MERGER,
         '        statements.append(f"DELETE FROM {work} USING {into} WHERE {same} AND {older}")\n',
         "",
-        _MERGER_TESTS[:1],
+        (f"{_IN_PROPERTY}/test_merger.py",),
     ),
     Guard(
         "a merge without memory of deletes is refused",
@@ -622,14 +621,14 @@ MERGER: tuple[Guard, ...] = (
         _MERGER,
         'if connection.info.transaction_status.name == "IDLE":',
         "if False:",
-        _MERGER_TESTS[1:],
+        _MERGER_TESTS,
     ),
     Guard(
         "a session that was opened again finds the rows that it checked",
         _DELTA,
         'before, place.session = getattr(place, "session", None), frame.sparkSession',
         'before = getattr(place, "session", None)',
-        (f"{_MERGER_TESTS[1]}::TestDelta::test_a_second_session_of_the_process_merges_rows_of_its_own",),
+        (f"{_MERGER_TESTS[0]}::TestDelta::test_a_second_session_of_the_process_merges_rows_of_its_own",),
     ),
 )
 

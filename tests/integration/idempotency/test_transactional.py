@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -31,7 +28,6 @@ from lockstep.kernel.crash import CrashInjected, armed
 from lockstep.kernel.errors import InvalidInput, LostClaim, Transient
 from lockstep.kernel.ids import SeededIds, SystemIds
 from lockstep.kernel.postgres import Connection, connect
-from lockstep.kernel.settings import PROJECT_ROOT
 from tests.faults.modes import HANGS, meet
 from tests.integration.idempotency.staging import stage
 
@@ -206,53 +202,6 @@ def test_spark_rows_of_every_type_arrive_exactly(spark: Any, connection: Connect
     assert again == first._replace(already=True)
     with pytest.raises(InvalidInput, match="no exact text form"):
         write(spark.sql("SELECT array(1) AS a"), dsn, TARGET, KEY, run="r", how=append(), ids=SystemIds())
-    assert left_behind(connection) == 0
-
-
-_RETRIED = """
-import os, sys
-from resources.classic_spark import prepare_java
-prepare_java()
-from pyspark import TaskContext
-from pyspark.sql import SparkSession
-from lockstep.idempotency import transactional
-from lockstep.kernel.ids import SystemIds
-
-class DyingTask(transactional.StageTask):
-    def _answer(self, receipt):
-        context = TaskContext.get()
-        if context.attemptNumber() == 0:
-            if receipt.partition == 0:
-                os._exit(137)
-            raise RuntimeError("died after its commit")
-        return super()._answer(receipt)
-
-transactional.StageTask = DyingTask
-spark = (SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
-         .config("spark.driver.host", "127.0.0.1").config("spark.python.worker.reuse", "false").getOrCreate())
-frame = spark.range(0, 1000, 1, 3).selectExpr("CAST(id AS INT) AS id", "'d1' AS unit")
-outcome = transactional.write(frame, sys.argv[1], ("public", "visits"), transactional.Key("visits", "d1"),
-                              run="r", how=transactional.append(), ids=SystemIds())
-print("applied", outcome.rows, outcome.already)
-spark.stop()
-"""
-
-
-def test_tasks_that_die_after_their_side_effect_are_retried_and_counted_once(connection: Connection, dsn: str):
-    """Guards the whole way on a Spark that really retries: every task's first attempt commits and then dies."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
-    done = subprocess.run(
-        [sys.executable, "-c", _RETRIED, dsn],
-        cwd=PROJECT_ROOT,
-        env=environment | {"PYSPARK_PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert "applied 1000 False" in done.stdout, done.stderr[-2000:]
-    assert "died after its commit" in done.stderr
-    assert rows(connection) == [(number, "d1") for number in range(1000)]
     assert left_behind(connection) == 0
 
 

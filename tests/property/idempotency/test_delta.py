@@ -33,7 +33,7 @@ from tests.unit.idempotency import test_keyed as sessions
 pytestmark = [pytest.mark.stack, pytest.mark.long]
 
 FEW = settings(
-    max_examples=6,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
@@ -51,8 +51,8 @@ class Step(NamedTuple):
 
 
 def steps(*points: str) -> st.SearchStrategy[list[Step]]:
-    run = st.builds(Step, st.sampled_from(UNITS), st.integers(0, 3), st.none() | st.sampled_from(points))
-    return st.lists(run | st.just(Step(None, 0, None)), min_size=2, max_size=5)
+    run = st.builds(Step, st.sampled_from(UNITS), st.integers(0, 3), st.sampled_from((None, *points)))
+    return st.lists(st.one_of(run, run, run, st.just(Step(None, 0, None))), min_size=3, max_size=5)
 
 
 @pytest.fixture
@@ -156,8 +156,11 @@ def test_merges_of_any_order_give_the_newest_fact_of_every_key(spark: Any, table
     )
 
     @FEW
-    @given(merging.walks(), st.lists(st.none() | st.sampled_from(points), min_size=3, max_size=3))
-    def holds(walk: tuple[list[list[merging.Row]], Any], crashes: list[str | None]) -> None:
+    @given(
+        merging.walks(),
+        st.lists(st.tuples(st.integers(0, 3), st.sampled_from((None, *points))), min_size=2, max_size=3),
+    )
+    def holds(walk: tuple[list[list[merging.Row]], Any], runs: list[tuple[int, str | None]]) -> None:
         batches = walk[0]
         target, graves = tables(), tables()
         spark.createDataFrame([], "id bigint, v string, seq bigint").write.format("delta").save(target)
@@ -167,10 +170,9 @@ def test_merges_of_any_order_give_the_newest_fact_of_every_key(spark: Any, table
             rows = spark.createDataFrame(batch, "id bigint, v string, seq bigint, gone boolean")
             merger.merge_delta(spark, merging.HARD, target=target, source=rows, tombstones=graves)
 
-        order = [index % len(batches) for (index, _), _ in zip(walk[1], crashes, strict=False)]
-        for index, crash in zip(order, crashes, strict=False):
-            die_at(crash, lambda index=index: merge(batches[index]))
-            compact(spark, target)
+        for index, crash in runs:
+            die_at(crash, partial(merge, batches[index % len(batches)]))
+        compact(spark, target)
         for batch in batches:  # the schedule comes round in the end
             merge(batch)
         rows = {row.id: (row.v, row.seq) for row in delta.read(spark, target).collect()}
@@ -181,10 +183,23 @@ def test_merges_of_any_order_give_the_newest_fact_of_every_key(spark: Any, table
 
 def test_any_walk_of_the_stateful_merger_is_a_clean_run(spark: Any, tables: Callable[[], str]):
     """Guards the marks inside Delta's own commits: restore points, adoption, refusals, with OPTIMIZE in between."""
+    beginning = [replaying.Step("1", {"a": "x", "b": "x"}, False, None), replaying.Step("2", {"b": None}, False, None)]
+    replay = st.builds(
+        replaying.Step,
+        st.sampled_from(("1", "2", "3")),
+        replaying.increments,
+        st.sampled_from((False, False, True)),
+        st.sampled_from((None, *replaying.INSIDE)),
+    )
 
     @FEW
-    @given(replaying.walks(replaying.INSIDE, 6))
-    def holds(walk: list[replaying.Step]) -> None:
+    @given(
+        st.lists(
+            st.one_of(replay, replay, replay, st.just(replaying.Step(None, {}, False, None))), min_size=2, max_size=4
+        )
+    )
+    def holds(steps: list[replaying.Step]) -> None:
+        walk = [*beginning, *steps]
         table = tables()
         spark.createDataFrame([], "id string, v string").write.format("delta").save(table)
 
@@ -222,12 +237,18 @@ class Deed(NamedTuple):
     crash: str | None
 
 
-DEEDS = st.builds(
-    Deed,
-    st.sampled_from(["replay", "replay", "zombie", "clean", "freeze", "compact"]),
-    st.integers(0, 2),
-    st.integers(0, 2),
-    st.none() | st.sampled_from(["before_write", "after_commit", "before_clean", "marked_frozen"]),
+def deeds(what: str, *points: str) -> st.SearchStrategy[Deed]:
+    return st.builds(Deed, st.just(what), st.integers(0, 2), st.integers(0, 2), st.sampled_from((None, *points)))
+
+
+REPLAYS = deeds("replay", "before_write", "after_commit")
+DEEDS = st.one_of(
+    REPLAYS,
+    REPLAYS,
+    deeds("zombie"),
+    deeds("clean", "before_clean"),
+    deeds("freeze", "marked_frozen"),
+    deeds("compact"),
 )
 
 
@@ -308,10 +329,10 @@ def test_units_of_days_hold_what_clean_runs_leave(spark: Any, tables: Callable[[
     """Guards loads, cleans and freezes together: renewed whole, closed for good, and no late retry cleans anything."""
 
     @FEW
-    @given(st.lists(DEEDS, min_size=3, max_size=5))
-    def holds(deeds: list[Deed]) -> None:
+    @given(REPLAYS, st.lists(DEEDS, min_size=2, max_size=4))
+    def holds(first: Deed, others: list[Deed]) -> None:
         units = Units(spark, tables())
-        for number, deed in enumerate(deeds):
+        for number, deed in enumerate([first, *others]):
             units.do(deed, f"r{number}")
             assert units.found() == {day: rows for day, rows in units.rows.items() if rows}, deed
 
@@ -322,9 +343,12 @@ def test_sessions_of_any_split_order_and_crash_are_those_of_one_batch(spark: Any
     points = ("idempotency.keyed.after_events", "idempotency.keyed.after_sessions")
 
     @FEW
-    @given(sessions.arrivals(), st.lists(st.none() | st.sampled_from(points), min_size=2, max_size=2))
-    def holds(arrival: tuple[list[Event], list[list[Event]], Any], crashes: list[str | None]) -> None:
-        log, batches, walk = arrival
+    @given(
+        sessions.arrivals(),
+        st.lists(st.tuples(st.integers(0, 5), st.sampled_from((None, *points))), min_size=1, max_size=2),
+    )
+    def holds(arrival: tuple[list[Event], list[list[Event]], Any], runs: list[tuple[int, str | None]]) -> None:
+        log, batches, _ = arrival
         where = {"events": tables(), "sessions": tables()}
         keyed.create_session_tables(spark, **where)
 
@@ -332,9 +356,9 @@ def test_sessions_of_any_split_order_and_crash_are_those_of_one_batch(spark: Any
             rows = spark.createDataFrame(batch, "user string, at timestamp, position bigint, id string")
             return keyed.fold_sessions(spark, rows, **where, gap=sessions.GAP)
 
-        for (index, _), crash in zip(walk, crashes, strict=False):
-            die_at(crash, partial(fold, batches[index]))
-            compact(spark, where["events"])
+        for index, crash in runs:
+            die_at(crash, partial(fold, batches[index % len(batches)]))
+        compact(spark, where["events"])
         for batch in batches:
             fold(batch)
         rows = delta.read(spark, where["sessions"]).selectExpr("key", "user", "events").collect()

@@ -212,7 +212,7 @@ def test_any_walk_over_a_postgres_table_is_a_clean_run_and_a_crash_leaves_no_tra
         follow(
             steps,
             execute,
-            lambda: work.execute("ANALYZE devices"),
+            lambda: work.execute("VACUUM ANALYZE devices"),
             lambda: dict(work.execute("SELECT id, v FROM devices WHERE id <> 'theirs'").fetchall()),
             after_crash,
         )
