@@ -85,7 +85,10 @@ def run_merge(table: VersionedTable, run: Run) -> Outcome:
     Raises:
         Refused: The decision was no; nothing was changed.
     """
-    decision = allowed(decide(table.history(run), run), run)
+    return _carry_out(table, run, allowed(decide(table.history(run), run), run))
+
+
+def _carry_out(table: VersionedTable, run: Run, decision: Proceed | Restore | Done) -> Outcome:
     if isinstance(decision, Done):
         return Outcome(decision, decision.version)
     if isinstance(decision, Restore):
@@ -149,13 +152,15 @@ def merge_delta(
     """
     _refuse_tombstones(contract, target)
     wanted = source if erase is None else source.where(f"NOT coalesce({erase}, false)")
-    # Checked before the table goes back: a bad increment must not leave it there.
-    increment = merger.checked_delta(contract, wanted, unit=target)
-    return run_merge(DeltaTable(spark, contract, target, increment, erase), run)
+    table = DeltaTable(spark, contract, target, wanted, erase)
+    decision = allowed(decide(table.history(run), run), run)
+    if not isinstance(decision, Done):
+        table.check()  # before the table goes back: a bad increment must not leave it there
+    return _carry_out(table, run, decision)
 
 
 class DeltaTable:
-    """A Delta table as the steps see it."""
+    """A Delta table as the steps see it. The increment is one that was checked, or `check` is called before a step."""
 
     def __init__(
         self, spark: SparkSession, contract: Contract, target: str, increment: DataFrame, erase: str | None = None
@@ -166,6 +171,10 @@ class DeltaTable:
         self._increment = increment
         self._erase = erase
         self._seen = -1
+
+    def check(self) -> None:
+        """Compute the increment once and see that it can be merged. Raises `InvalidInput`."""
+        self._increment = merger.checked_delta(self._contract, self._increment, unit=self._target)
 
     def history(self, run: Run) -> History:
         """The commits that the log still keeps."""

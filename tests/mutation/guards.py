@@ -94,7 +94,7 @@ CLEANER: tuple[Guard, ...] = (
         _CLEANER,
         "        _lock(connection, dataset)\n        done =",
         "        done =",
-        (f"{_IN_STORES}/test_modes.py::test_in_postgres",),
+        (f"{_CLEANER_TESTS[0]}::test_two_units_that_are_loaded_at_once_are_both_in_the_view",),
     ),
     Guard(
         "a unit on Delta recognises its own run",
@@ -463,6 +463,13 @@ PROXY: tuple[Guard, ...] = (
         _PROXY_RULES,
     ),
     Guard(
+        "one move of a name at a time",
+        _PROXY,
+        "        connection.execute(_LOCK, (proxy.key,))\n        known = connection.execute(_OF_NAME",
+        "        known = connection.execute(_OF_NAME",
+        (f"{_PROXY_TESTS[0]}::test_of_two_runs_at_once_the_newer_date_is_shown",),
+    ),
+    Guard(
         "a retry builds no second version",
         _PROXY,
         "        if known is not None:\n            return Version(*known)\n",
@@ -615,6 +622,13 @@ MERGER: tuple[Guard, ...] = (
         "if contract.needs_tombstones and tombstones is None:",
         "if False:",
         (f"{_IN_UNIT}/test_merger_text.py",),
+    ),
+    Guard(
+        "one merge into a table at a time",
+        _MERGER,
+        '    work.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(_table(target)))\n',
+        "",
+        (f"{_MERGER_TESTS[0]}::test_a_late_change_that_meets_a_delete_does_not_bring_the_row_back",),
     ),
     Guard(
         "staging without a transaction is refused",

@@ -17,6 +17,7 @@ from lockstep.idempotency.cleaner_delta import DeltaDataset, clean_delta, freeze
 from lockstep.kernel.crash import CrashInjected, armed
 from lockstep.kernel.errors import Terminal
 from lockstep.kernel.postgres import Connection, connect
+from tests.faults.modes import HANGS, meet
 
 pytestmark = pytest.mark.stack
 
@@ -161,6 +162,17 @@ def test_a_view_on_a_unit_itself_stops_the_replay_instead_of_vanishing(connectio
         go(connection, MONDAY, 3, run="again")
     with pytest.raises(errors.UndefinedTable):
         connection.execute("SELECT * FROM too_deep")
+
+
+def test_two_units_that_are_loaded_at_once_are_both_in_the_view(dsn: str, connection: Connection):
+    """Guards the dataset's lock: each would make the view of the units that it saw, and the later hides the other."""
+
+    def drive(week: int) -> None:
+        with connect(dsn, application_name=f"week-{week}") as mine:
+            go(mine, MONDAY + timedelta(weeks=week), 1)
+
+    meet("cleaner.load.before_commit", HANGS, lambda: drive(0), lambda: drive(1), blocked_after=1.0)
+    assert counts(connection) == {MONDAY: 1, MONDAY + timedelta(weeks=1): 1}
 
 
 def test_tables_that_only_look_like_units_stay_out_of_the_view(connection: Connection):

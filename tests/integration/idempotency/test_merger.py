@@ -13,6 +13,7 @@ from lockstep.idempotency.merger import Contract, Deletes, Duplicates, NullFlag
 from lockstep.kernel.crash import CrashInjected, armed
 from lockstep.kernel.errors import InvalidInput, Terminal
 from lockstep.kernel.postgres import connect, transaction
+from tests.faults.modes import HANGS, meet
 
 pytestmark = pytest.mark.stack
 
@@ -89,6 +90,24 @@ def test_a_deleted_key_may_come_back_by_a_newer_insert_only(work: Any):
     assert merge(work, [("A", "reborn", 6, False)]) == 1
     assert merge(work, [("A", None, 5, True)]) == 0  # the old delete, replayed
     assert seen(work) == "reborn"
+
+
+def test_a_late_change_that_meets_a_delete_does_not_bring_the_row_back(dsn: str, work: Any):
+    """Guards the lock: the late one would read the tombstones before the delete, and the table after it."""
+    merge(work, [("A", "old", 1, False)])
+
+    def drive(*row: Any) -> None:
+        with connect(dsn, application_name="driver") as mine:
+            merge(mine, [row])
+
+    meet(
+        "idempotency.merger.before_commit",
+        HANGS,
+        lambda: drive("A", None, 5, True),
+        lambda: drive("A", "late", 3, False),
+        blocked_after=1.0,
+    )
+    assert seen(work) == ""
 
 
 def test_several_rows_of_one_key_resolve_to_the_last_and_doubles_collapse(work: Any):

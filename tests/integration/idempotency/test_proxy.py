@@ -14,6 +14,7 @@ from lockstep.idempotency.proxy_s3 import ObjectProxy
 from lockstep.kernel.crash import CrashInjected, armed
 from lockstep.kernel.errors import InvalidInput, LostClaim, Terminal
 from lockstep.kernel.postgres import Connection, connect
+from tests.faults.modes import HANGS, meet
 
 pytestmark = pytest.mark.stack
 
@@ -82,6 +83,22 @@ def test_an_old_logical_date_is_not_published_over_a_newer_one_unless_told(conne
     assert shown(connection) == ["new"]
     assert point(connection, DEVICES, old, reason="on purpose", told=True) is Decision.MOVE
     assert shown(connection) == ["old"]
+
+
+def test_of_two_runs_at_once_the_newer_date_is_shown(dsn: str, connection: Connection):
+    """Guards the lock of the name: the older one would decide by the moves before the newer one's."""
+    go(connection, 1, "first", run="r1")
+    newer, older = (
+        add_version(connection, DEVICES, date(2026, 3, day), table_of(str(day)), run=f"r{day}") for day in (3, 2)
+    )
+
+    def drive(version: Version) -> None:
+        with connect(dsn, application_name=version.name) as mine:
+            point(mine, DEVICES, version, reason="run")
+
+    met = meet("proxy.point.before_commit", HANGS, lambda: drive(newer), lambda: drive(older), blocked_after=1.0)
+    assert isinstance(met.rival, Refused)
+    assert shown(connection) == ["3"]
 
 
 def test_a_roll_back_is_not_undone_by_a_late_retry(connection: Connection):

