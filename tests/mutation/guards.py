@@ -170,7 +170,6 @@ CLEANER: tuple[Guard, ...] = (
 
 _OVERWRITE = f"{_BLOCKS}/overwrite.py"
 _OVERWRITE_TESTS = (f"{_IN_STORES}/test_overwrite.py",)
-_FILES_TESTS = (f"{_IN_PROPERTY}/test_overwrite_files.py",)
 _POINTER = f"{_BLOCKS}/pointer.py"
 _DELTA = f"{_BLOCKS}/delta.py"
 _DELTA_TEXT = (f"{_IN_UNIT}/test_delta_text.py",)
@@ -230,14 +229,14 @@ OVERWRITE: tuple[Guard, ...] = (
         _POINTER,
         'ContentType="application/json", IfMatch=seen.etag)',
         'ContentType="application/json")',
-        _FILES_TESTS,
+        (f"{_IN_STORES}/test_proxy.py::test_two_publishers_at_one_moment_have_one_winner",),
     ),
     Guard(
         "two first attempts do not both publish",
         _POINTER,
         'ContentType="application/json", IfNoneMatch="*")',
         'ContentType="application/json")',
-        _FILES_TESTS,
+        (f"{_OVERWRITE_TESTS[0]}::test_an_overtaken_worker_publishes_nothing",),
     ),
     Guard(
         "a lost answer of our own is no lost claim",
@@ -614,7 +613,7 @@ MERGER: tuple[Guard, ...] = (
         _MERGER,
         '        statements.append(f"DELETE FROM {work} USING {into} WHERE {same} AND {older}")\n',
         "",
-        (f"{_IN_PROPERTY}/test_merger.py",),
+        (f"{_IN_PROPERTY}/test_merger.py::test_any_order_of_runs_retries_crashes_and_replays_is_a_clean_run",),
     ),
     Guard(
         "a merge without memory of deletes is refused",

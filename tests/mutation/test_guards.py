@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,22 +32,37 @@ def test_the_guard_is_where_the_table_says(guard: Guard):
     assert all((PROJECT_ROOT / test.split("::")[0]).exists() for test in guard.tests)
 
 
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree, once: what one mutant has compiled serves the next."""
+    return shutil.copytree(PROJECT_ROOT, tmp_path_factory.mktemp("mutant") / "copy", ignore=_LEFT_OUT)
+
+
+@contextmanager
+def taken_out(guard: Guard, copy: Path) -> Iterator[None]:
+    source = copy / guard.file
+    whole = source.read_text()
+    mutated = whole.replace(guard.text, guard.instead)
+    compile(mutated, guard.file, "exec")
+    source.write_text(mutated)
+    try:
+        yield
+    finally:
+        source.write_text(whole)
+
+
 @pytest.mark.long
 @pytest.mark.stack
 @pytest.mark.parametrize("guard", GUARDS, ids=_id)
-def test_some_test_notices_that_it_is_gone(guard: Guard, stack: object, tmp_path: Path):
-    copy = tmp_path / "copy"
-    shutil.copytree(PROJECT_ROOT, copy, ignore=_LEFT_OUT)
-    source = copy / guard.file
-    source.write_text(source.read_text().replace(guard.text, guard.instead))
-    compile(source.read_text(), guard.file, "exec")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-q", "--keep-stack", "-p", "no:cacheprovider", *guard.tests],
-        cwd=copy,
-        env=os.environ | {"LOCKSTEP_TEST_HOME": os.environ["LOCKSTEP_HOME"]},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+def test_some_test_notices_that_it_is_gone(guard: Guard, stack: object, copy: Path):
+    with taken_out(guard, copy):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "--keep-stack", "-p", "no:cacheprovider", *guard.tests],
+            cwd=copy,
+            env=os.environ | {"LOCKSTEP_TEST_HOME": os.environ["LOCKSTEP_HOME"]},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
     assert done.returncode == _TESTS_FAILED, f"nothing noticed (exit {done.returncode}): {done.stdout[-2000:]}"
