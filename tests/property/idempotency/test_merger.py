@@ -89,7 +89,7 @@ def test_any_order_of_runs_retries_crashes_and_replays_is_a_clean_run(work: Any,
     """Guards order, tombstones and atomicity together: the state is a function of the facts seen, of nothing else."""
     contract = HARD if target == "hard" else SOFT
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(walks())
     def holds(walk: tuple[list[list[Row]], list[tuple[int, str | None]]]) -> None:
         batches, steps = walk

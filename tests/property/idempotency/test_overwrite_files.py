@@ -74,7 +74,7 @@ class World:
         return [int(get(Bucket=self.bucket, Key=file.key)["Body"].read()) for file in manifest.files]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(runs=RUNS, replay_from=st.integers(0, 4))
 def test_any_history_of_file_units_ends_as_a_clean_run(s3: Any, bucket: str, runs: list[Run], replay_from: int):
     world = World(s3, bucket)

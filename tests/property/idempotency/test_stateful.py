@@ -153,7 +153,7 @@ def follow(
     return oracle
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(walks(INSIDE, 14))
 def test_any_walk_over_a_versioned_table_is_a_clean_run(steps: list[Step]):
     """Guards the whole rule: restore points, superseded runs, adoption, refusals, compaction, empty merges."""
@@ -203,7 +203,7 @@ def test_any_walk_over_a_postgres_table_is_a_clean_run_and_a_crash_leaves_no_tra
     def after_crash(oracle: Oracle, step: Step, request: str, verdict: str) -> None:
         """The outer transaction rolled everything back."""
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(walks((*INSIDE, *AROUND), 7))
     def holds(steps: list[Step]) -> None:
         work.execute("TRUNCATE devices, devices_images")

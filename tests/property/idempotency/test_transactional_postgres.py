@@ -68,7 +68,7 @@ def execute(connection: Connection, dsn: str, run: Run, generation: int) -> None
             attempt(connection, dsn, run, generation - 1)  # a zombie of the generation before
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(runs=RUNS, replay_from=st.integers(0, 4))
 def test_any_history_applies_each_unit_once(dsn: str, runs: list[Run], replay_from: int):
     """The oracle: the rows of the last run of each unit, each as often as the run has it."""
