@@ -21,7 +21,7 @@ class Guard(NamedTuple):
 
 
 _BLOCKS = "lockstep/idempotency"
-_IN_UNIT, _IN_PROPERTY, _IN_STORES = (f"tests/{kind}/idempotency" for kind in ("unit", "property", "integration"))
+_IN_UNIT, _IN_STORES = "tests/unit/idempotency", "tests/integration/idempotency"
 _UNCHECKED = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
 
 _CLEANER = f"{_BLOCKS}/cleaner.py"
@@ -613,7 +613,7 @@ MERGER: tuple[Guard, ...] = (
         _MERGER,
         '        statements.append(f"DELETE FROM {work} USING {into} WHERE {same} AND {older}")\n',
         "",
-        (f"{_IN_PROPERTY}/test_merger.py::test_any_order_of_runs_retries_crashes_and_replays_is_a_clean_run",),
+        (f"{_MERGER_TESTS[0]}::test_the_statements_for_redshift_keep_the_newer_row_and_the_delete",),
     ),
     Guard(
         "a merge without memory of deletes is refused",
@@ -699,7 +699,7 @@ STATEFUL: tuple[Guard, ...] = (
         _STATEFUL,
         "        if between:\n",
         "        if False:\n",
-        _STATEFUL_DELTA,
+        (f"{_IN_STORES}/test_stateful.py::test_a_run_that_decided_before_another_one_committed_gives_way",),
     ),
     Guard(
         "an increment that changes nothing leaves its mark",

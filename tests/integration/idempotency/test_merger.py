@@ -110,6 +110,21 @@ def test_a_late_change_that_meets_a_delete_does_not_bring_the_row_back(dsn: str,
     assert seen(work) == ""
 
 
+def test_the_statements_for_redshift_keep_the_newer_row_and_the_delete(work: Any):
+    """On the SQL that both dialects share; the property tests walk further."""
+
+    def apply(rows: list[Any]) -> None:
+        with transaction(work):
+            source = merger.stage(work, CONTRACT, target="devices", rows=rows)
+            names = {"target": "devices", "source": source, "tombstones": "graves"}
+            for statement in merger.redshift_statements(CONTRACT, **names):
+                work.execute(statement)
+
+    apply([("A", "new", 5, False), ("B", None, 5, True)])
+    apply([("A", "old", 3, False), ("B", "late", 3, False)])
+    assert seen(work) == "new"
+
+
 def test_several_rows_of_one_key_resolve_to_the_last_and_doubles_collapse(work: Any):
     merge(work, [("A", "1", 1, False), ("A", "3", 3, False), ("A", "3", 3, False), ("A", "2", 2, True)])
     assert seen(work) == "3"
