@@ -73,4 +73,5 @@ def silver_metadata(applied: Applied) -> dict[str, dg.MetadataValue]:
         "mode": dg.MetadataValue.text(applied.mode.value),
         "tables": dg.MetadataValue.json(dict(applied.tables)),
         "lag_seconds": dg.MetadataValue.float((applied.applied_at - applied.committed_at).total_seconds()),
+        **({"skipped": dg.MetadataValue.text(applied.skipped)} if applied.skipped is not None else {}),
     }

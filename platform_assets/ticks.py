@@ -127,7 +127,10 @@ def _rewind(context: dg.AssetExecutionContext, silver: Silver, own: str | None) 
 
 
 def _parked_words(error: str) -> str:
-    return f"its project is stopped here: {error} Then `lockstep silver replay --tick`, or materialize the partition."
+    return (
+        f"its project is stopped here: {error} Mend it and `lockstep silver replay --tick`, or go on without it: "
+        "`lockstep silver skip --tick`."
+    )
 
 
 def _drain(
@@ -323,6 +326,7 @@ def silver_lag_check(alerts: AlertsResource) -> dg.AssetCheckResult:
         metadata={
             "lag_seconds": now.lag_seconds,
             "waiting_ticks": now.waiting_ticks,
+            "skipped_ticks": len(now.skipped),
             "parked": [f"{one.lane.project_id} at {one.lane.parked}: {one.error}" for one in parked[:20]],
         },
     )

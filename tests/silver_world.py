@@ -42,6 +42,7 @@ class Project:
     org_id: str
     ticks: list[str] = field(default_factory=list)
     history: list[Planned] = field(default_factory=list)
+    left_out: set[str] = field(default_factory=set)
     oracle: dict[str, dict[Any, dict[str, Any]]] = field(default_factory=dict)
 
 
@@ -224,9 +225,18 @@ class World:
             for name, rows in one.tables.items()
         ]
         self.ask("UPDATE ticks.tick SET commits = %s WHERE tick_id = %s RETURNING 1", json.dumps(commits), tick_id)
+        self._expect_all(project)
+
+    def leave_out(self, project: Project, *tick_ids: str) -> None:
+        """From now on the oracle knows nothing of these ticks."""
+        project.left_out = set(tick_ids)
+        self._expect_all(project)
+
+    def _expect_all(self, project: Project) -> None:
         project.oracle.clear()
         for known, planned in zip(project.ticks, project.history, strict=True):
-            self._expect(project, known, planned)
+            if known not in project.left_out:
+                self._expect(project, known, planned)
 
     # --- messages -------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ when. What does not: faults (schedule.py), judgement (checker.py), Spark and SQL
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -160,7 +160,13 @@ class MemorySilver:
         self.writes.append((lane.name, lease.fence))
         self.row = self.row._replace(parked=tick.tick_id if parks else None)
 
-    def rewind(self, lane: Lane, tick: Tick, actor: Person, *, now: datetime) -> Lane:
+    def is_skipped(self, tick: Tick) -> bool:
+        """Nobody skips here: a person mends what is wrong."""
+        return False
+
+    def rewind(
+        self, lane: Lane, tick: Tick, actor: Person, *, now: datetime, no_longer_skipped: Sequence[str] = ()
+    ) -> Lane:
         """Go back to before a tick, in a new generation."""
         if lane.generation != self.row.generation:
             raise rules.overtaken(tick.tick_id)
@@ -241,6 +247,10 @@ class _Tables:
         world, actor, delta = self._reach
         step.check()
         return world.call(actor, "spark.merge", lambda: delta.merge(step), unreachable)
+
+    def put_back(self, step: Step) -> None:
+        """Nobody skips here."""
+        raise AssertionError(step.unit)
 
 
 class _Store(Bound):

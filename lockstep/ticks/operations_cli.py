@@ -41,7 +41,7 @@ def status(
     limit: Annotated[int, typer.Option(help="Projects to show, the one that waits longest first.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Show both queues and every project whose silver is behind. Exits with 1 if one is parked."""
+    """Show both queues, every project whose silver is behind, and skipped ticks. Exits with 1 if one is parked."""
     with opened() as parts:
         found = operations.status(parts, limit=limit)
     head = {
@@ -49,6 +49,7 @@ def status(
         "dead_letters": found.dead.total,
         "lag_seconds": round(found.lag_seconds, 1),
         "waiting_ticks": found.waiting_ticks,
+        "skipped_ticks": len(found.skipped),
     }
     rows = [
         {
@@ -62,7 +63,11 @@ def status(
         }
         for one in found.lanes
     ]
-    show({**head, "projects": rows}, rows, as_json, head=head)
+    skipped = [one._asdict() | {"at": one.at.isoformat(timespec="seconds")} for one in found.skipped]
+    show({**head, "projects": rows, "skipped": skipped}, rows, as_json, head=head)
+    if skipped and not as_json:
+        console.print("\nskipped: their rows are not in silver", highlight=False)
+        show({}, skipped, as_json)
     raise typer.Exit(1 if any(one.lane.parked for one in found.lanes) else 0)
 
 

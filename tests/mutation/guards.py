@@ -985,6 +985,27 @@ SILVER: tuple[Guard, ...] = (
         _SILVER_TESTS,
     ),
     Guard(
+        "a skipped tick leaves nothing in the tables that it reached",
+        f"{_SILVER}worker.py",
+        "self._tables.put_back(self._step(held, tick, spec))",
+        "pass",
+        ("tests/integration/silver/test_skip.py",),
+    ),
+    Guard(
+        "only the tick that stops a lane can be skipped",
+        f"{_SILVER}store.py",
+        "AND generation = %(generation)s AND parked = %(tick)s",
+        "",
+        ("tests/integration/silver/test_skip.py",),
+    ),
+    Guard(
+        "a replay passes over a skipped tick again",
+        f"{_SILVER}operations.py",
+        "lifted = tuple(found) if named else ()",
+        "lifted = tuple(found)",
+        ("tests/integration/silver/test_skip.py",),
+    ),
+    Guard(
         "attempts of workers that died are counted",
         f"{_SILVER}worker.py",
         "if row.attempt > MAX_ATTEMPTS:",

@@ -1,4 +1,4 @@
-"""`lockstep silver …`: apply ticks again. Words only; the deed is in operations.py."""
+"""`lockstep silver …`: apply ticks again, or go on without one. Words only; the deeds are in operations.py."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def replay(
         chosen = tick or operations.ticks_between(
             parts, operations.instant(start), operations.instant(end), project_id=project
         )
-        lanes = operations.replay_ticks(parts, chosen, this_person(reason))
+        lanes = operations.replay_ticks(parts, chosen, this_person(reason), named=bool(tick))
     rows = [
         {
             "project": lane.project_id,
@@ -51,3 +51,27 @@ def replay(
         for lane in lanes
     ]
     show({"replayed": rows}, rows, as_json)
+
+
+@silver.command()
+def skip(
+    tick: Annotated[str, typer.Option("--tick", help="The tick that stops its project: `lockstep ticks status`.")],
+    reason: Reason,
+    accept_gap: Annotated[bool, typer.Option("--accept-gap", help="Yes, its rows will be missing in silver.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Go on without a tick that cannot be applied. Its rows stay out of silver, and `ticks status` keeps showing it.
+
+    Bronze keeps the tick. Once it is mended, `lockstep silver replay --tick` of the same tick brings it in after all.
+    """
+    with opened() as parts:
+        lane = operations.skip_tick(parts, tick, this_person(reason), accept_gap=accept_gap)
+    rows = [
+        {
+            "project": lane.project_id,
+            "tick": tick,
+            "generation": lane.generation,
+            "state": "is left out; the ticks behind it follow",
+        }
+    ]
+    show({"skipped": rows}, rows, as_json)

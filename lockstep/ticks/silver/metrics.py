@@ -22,17 +22,19 @@ _BEHIND = """
 _LAG = "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - t.committed_at)), 0)" + _BEHIND  # noqa: S608
 _WAITING = "SELECT coalesce(sum(p.sequence - coalesce(l.watermark, 0)), 0)" + _BEHIND
 _PARKED = "SELECT count(*) FROM silver.lane WHERE parked IS NOT NULL"
+_SKIPPED = "SELECT count(*) FROM silver.skip"
 
 
 def silver_readings(
     source: Pool, queue: TickQueue, dead_letters: TickQueue, *, clock: Clock | None = None
 ) -> list[Reading]:
-    """Lag, backlog, parked lanes; messages by queue and state; age of the oldest dead letter."""
+    """Lag, backlog, parked lanes, skipped ticks; messages by queue and state; age of the oldest dead letter."""
     now = (clock or SystemClock()).now
     return [
         sql_reading(source, "lockstep_silver_lag_seconds", "Longest wait of a committed tick for silver.", _LAG),
         sql_reading(source, "lockstep_silver_waiting_ticks", "Committed ticks that are not in silver.", _WAITING),
         sql_reading(source, "lockstep_silver_parked_lanes", "Projects stopped by a tick that failed.", _PARKED),
+        sql_reading(source, "lockstep_silver_skipped_ticks", "Ticks that silver goes on without.", _SKIPPED),
         Reading(
             "lockstep_tick_queue_messages",
             "Messages of committed ticks.",

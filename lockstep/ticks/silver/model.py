@@ -98,7 +98,7 @@ class TableState(NamedTuple):
 
 @dataclass(frozen=True)
 class Applied:
-    """A tick in silver, as the ledger has it."""
+    """A tick in silver, as the ledger has it. `skipped` says why silver goes on without its rows."""
 
     org_id: str
     project_id: str
@@ -112,3 +112,4 @@ class Applied:
     applied_at: datetime
     committed_at: datetime
     tables: Mapping[str, int]
+    skipped: str | None = None

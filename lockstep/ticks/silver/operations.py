@@ -1,7 +1,8 @@
-"""What a person may do to silver and its queue: replay, status, reconcile, redrive, retention. All audited.
+"""What a person may do to silver and its queue: replay, skip, status, reconcile, redrive, retention. All audited.
 
 What belongs here: checks before a deed, the deed, the audit row. What does not: words for the terminal
-(operations_cli.py) and clients, which are given. None of these can lose or double a tick: the ledger decides.
+(operations_cli.py) and clients, which are given. None of these can lose or double a tick: the ledger decides. Only a
+skip leaves one out, and it is kept on record.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from lockstep.ticks.silver.gold import Gold
 from lockstep.ticks.silver.intake import Swept, sweep
 from lockstep.ticks.silver.model import DispatchState, Lane
 from lockstep.ticks.silver.queue import Depth, Received, TickQueue, message_of
-from lockstep.ticks.silver.store import Actor, Backlog, SilverStore
+from lockstep.ticks.silver.store import Actor, Backlog, SilverStore, Skipped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,6 +63,7 @@ class Status(NamedTuple):
     lag_seconds: float
     waiting_ticks: int
     lanes: tuple[Backlog, ...]
+    skipped: tuple[Skipped, ...]
 
 
 class Redriven(NamedTuple):
@@ -72,24 +74,62 @@ class Redriven(NamedTuple):
     unreadable: int
 
 
-def replay_ticks(parts: Parts, tick_ids: Sequence[str], actor: Actor, *, enqueue: bool = True) -> list[Lane]:
+def replay_ticks(
+    parts: Parts, tick_ids: Sequence[str], actor: Actor, *, enqueue: bool = True, named: bool = True
+) -> list[Lane]:
     """Let these ticks, and because order is kept every later one of their projects, be applied again.
 
     Each project's lane goes back to its earliest tick of the list, in a new generation, in one transaction with the
     audit; then the tick is enqueued, unless the caller applies it itself. A death before the message is mended by the
-    sweep. Data is not touched here.
+    sweep. Data is not touched here. A skipped tick that somebody `named` is applied too; others stay skipped.
 
     Raises:
         InvalidInput: A tick is not committed. Nothing was changed.
     """
-    if not actor.reason.strip():
-        raise InvalidInput("a reason is needed: it is kept in the audit.", next_step="give --reason.")
+    _want_reason(actor)
     found = {tick_id: parts.store.ticks.committed(tick_id) for tick_id in tick_ids}
     unknown = sorted(tick_id for tick_id, tick in found.items() if tick is None)
     if unknown or not found:
         raise InvalidInput("only committed ticks can be replayed.", problems=unknown or ["no tick was found"])
     first = earliest(tick for tick in found.values() if tick is not None)
-    return [_replay(parts, tick, actor, enqueue=enqueue) for tick in first]
+    lifted = tuple(found) if named else ()
+    return [_replay(parts, tick, actor, lifted, enqueue=enqueue) for tick in first]
+
+
+def skip_tick(parts: Parts, tick_id: str, actor: Actor, *, accept_gap: bool) -> Lane:
+    """Let a project go on without the tick that stopped it. Silver lacks its rows then, on record.
+
+    The decision, the audit and the end of the stop are one transaction; then the tick is enqueued. The worker that gets
+    it takes back what attempts at it left in silver, moves the watermark over it and goes on with the ticks behind it.
+
+    Raises:
+        InvalidInput: The gap is not accepted, or the tick stops nothing. Nothing was changed.
+    """
+    if not accept_gap:
+        raise InvalidInput(
+            "skipping leaves silver without the rows of that tick.", unit=tick_id, next_step="say --accept-gap if so."
+        )
+    _want_reason(actor)
+    tick = parts.store.ticks.committed(tick_id)
+    lane = parts.store.lane(tick.project_id) if tick is not None else None
+    if tick is None or lane is None or lane.parked != tick_id:
+        raise InvalidInput(
+            "only a tick that stops its project can be skipped.",
+            unit=tick_id,
+            next_step=f"the project is stopped by {lane.parked}."
+            if lane is not None and lane.parked
+            else "see `lockstep ticks status` for parked ticks.",
+        )
+    now = parts.clock.now()
+    lane = parts.store.skip(lane, tick, actor, now=now)
+    crash_point("silver.skip.recorded")
+    parts.queue.send([message_of(tick, now)])
+    return lane
+
+
+def _want_reason(actor: Actor) -> None:
+    if not actor.reason.strip():
+        raise InvalidInput("a reason is needed: it is kept in the audit.", next_step="give --reason.")
 
 
 def ticks_between(
@@ -127,9 +167,10 @@ def earliest(ticks: Iterable[Tick]) -> list[Tick]:
     return [first[project] for project in sorted(first)]
 
 
-def _replay(parts: Parts, tick: Tick, actor: Actor, *, enqueue: bool) -> Lane:
+def _replay(parts: Parts, tick: Tick, actor: Actor, no_longer_skipped: Sequence[str], *, enqueue: bool) -> Lane:
     now = parts.clock.now()
-    lane = parts.store.rewind(parts.store.lane(tick.project_id), tick, actor, now=now)
+    lane = parts.store.lane(tick.project_id)
+    lane = parts.store.rewind(lane, tick, actor, now=now, no_longer_skipped=no_longer_skipped)
     crash_point("silver.replay.rewound")
     if enqueue:
         nearest = parts.store.plan(lane, limit=1).ready
@@ -138,7 +179,7 @@ def _replay(parts: Parts, tick: Tick, actor: Actor, *, enqueue: bool) -> Lane:
 
 
 def status(parts: Parts, *, limit: int = 50) -> Status:
-    """Depths of both queues, and every lane that is behind, the one that waits longest first."""
+    """Depths of both queues, every lane that is behind, the one that waits longest first, and what was skipped."""
     lanes = parts.store.backlog(limit=limit)
     now = parts.clock.now()
     lag = max(((now - one.oldest).total_seconds() for one in lanes if one.oldest is not None), default=0.0)
@@ -148,6 +189,7 @@ def status(parts: Parts, *, limit: int = 50) -> Status:
         lag_seconds=max(0.0, lag),
         waiting_ticks=sum(one.waiting for one in lanes),
         lanes=tuple(lanes),
+        skipped=tuple(parts.store.skipped(limit=limit)),
     )
 
 

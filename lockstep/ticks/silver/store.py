@@ -79,6 +79,23 @@ UPDATE silver.lane
        error = NULL, moved_at = %(now)s
  WHERE project_id = %(project)s AND generation = %(generation)s
 RETURNING org_id, project_id, watermark, generation, parked"""
+# Nothing but the tick that stopped the lane can be skipped; the new generation gives it attempts of its own.
+_UNPARK = """
+UPDATE silver.lane
+   SET generation = generation + 1, parked = NULL, parked_at = NULL, error = NULL, moved_at = %(now)s
+ WHERE project_id = %(project)s AND generation = %(generation)s AND parked = %(tick)s
+RETURNING org_id, project_id, watermark, generation, parked"""
+_SKIP = """
+INSERT INTO silver.skip (tick_id, project_id, sequence, reason, skipped_by, skipped_at)
+VALUES (%(tick)s, %(project)s, %(sequence)s, %(reason)s, %(actor)s, %(now)s)"""
+_SKIPPED = """
+SELECT project_id, tick_id, sequence, reason, skipped_by, skipped_at FROM silver.skip
+ ORDER BY skipped_at DESC, tick_id LIMIT %(limit)s"""
+_IS_SKIPPED = "SELECT count(*) FROM silver.skip WHERE tick_id = %(tick)s"
+_NO_LONGER_SKIPPED = "DELETE FROM silver.skip WHERE tick_id = ANY(%(ticks)s)"
+_LEFT_NOTHING = """
+DELETE FROM silver.table_state
+ WHERE project_id = %(project)s AND name = ANY(%(names)s) AND sequence >= %(sequence)s"""
 _HINT = """
 INSERT INTO silver.lane AS l (project_id, org_id, hinted_at) VALUES (%(project)s, %(org)s, %(now)s)
 ON CONFLICT (project_id) DO UPDATE SET hinted_at = excluded.hinted_at
@@ -105,14 +122,19 @@ INSERT INTO ticks.audit (actor, action, subject, details)
 VALUES (%(actor)s, %(action)s, %(subject)s, %(details)s::jsonb)"""
 _APPLIED = """
 SELECT t.org_id, t.project_id, t.tick_id, s.sequence, s.generation, t.mode, t.dt, s.rows, s.fence, s.applied_at,
-       t.committed_at, s.tables
+       t.committed_at, s.tables, k.reason
   FROM silver.applied AS s
   JOIN silver.lane AS l ON l.project_id = s.project_id AND s.sequence <= l.watermark
-  JOIN ticks.tick AS t ON t.project_id = s.project_id AND t.tick_id = s.tick_id"""
+  JOIN ticks.tick AS t ON t.project_id = s.project_id AND t.tick_id = s.tick_id
+  LEFT JOIN silver.skip AS k ON k.tick_id = s.tick_id"""
 _OF_TICKS = _APPLIED + " WHERE s.tick_id = ANY(%(ticks)s)"
 _SINCE = _APPLIED + " WHERE s.applied_at > %(since)s ORDER BY s.applied_at, s.tick_id LIMIT %(limit)s"
 _NEWEST = _APPLIED + " WHERE s.applied_at > %(since)s ORDER BY s.applied_at DESC, s.tick_id DESC LIMIT %(limit)s"
-_OF_DAY = _APPLIED + " WHERE t.committed_at >= %(start)s AND t.committed_at < %(end)s ORDER BY s.applied_at, s.tick_id"
+_OF_DAY = (
+    _APPLIED
+    + " WHERE t.committed_at >= %(start)s AND t.committed_at < %(end)s AND k.tick_id IS NULL"
+    + " ORDER BY s.applied_at, s.tick_id"
+)
 
 
 class Actor(NamedTuple):
@@ -130,6 +152,17 @@ class Backlog(NamedTuple):
     next_tick: str | None
     oldest: datetime | None
     error: str | None
+
+
+class Skipped(NamedTuple):
+    """A tick that silver goes on without: its rows are missing, and somebody wanted it so."""
+
+    project_id: str
+    tick_id: str
+    sequence: int
+    reason: str
+    by: str
+    at: datetime
 
 
 class SilverStore:
@@ -206,17 +239,27 @@ class SilverStore:
             LostClaim: A newer worker has the lane, or a replay has begun meanwhile. Nothing was changed.
         """
         base = _of_tick(lane, tick) | {"now": now}
-        tables = json.dumps({one.table: one.rows for one in states})
-        recorded = base | {"rows": sum(one.rows for one in states), "tables": tables, "fence": lease.fence}
         with transaction(self._source, what="completing a tick") as connection:
-            self.leases.guard(connection, lease)
-            if connection.execute(_ADVANCE, base).rowcount != 1:
-                raise rules.overtaken(tick.tick_id)
-            connection.execute(_RECORD, recorded)
+            self._move_over(connection, lease, base, {one.table: one.rows for one in states})
             for one in states:
                 connection.execute(_TABLE, base | one._asdict() | {"key": list(one.key)})
                 connection.execute(_UNDONE, base | {"table": one.table})
         return lane._replace(watermark=int(tick.sequence or 0), parked=None)
+
+    def pass_over(self, lease: Lease, lane: Lane, tick: Tick, tables: Sequence[str], *, now: datetime) -> Lane:
+        """A skipped tick leaves nothing in its tables: move the watermark over it. Raises `LostClaim` as `complete`."""
+        base = _of_tick(lane, tick) | {"now": now}
+        with transaction(self._source, what="passing over a tick") as connection:
+            self._move_over(connection, lease, base, {})
+            connection.execute(_LEFT_NOTHING, base | {"names": list(tables)})
+        return lane._replace(watermark=int(tick.sequence or 0), parked=None)
+
+    def _move_over(self, connection: Connection, lease: Lease, base: dict[str, Any], rows: dict[str, int]) -> None:
+        self.leases.guard(connection, lease)
+        if connection.execute(_ADVANCE, base).rowcount != 1:
+            raise rules.overtaken(base["tick"])
+        recorded = {"rows": sum(rows.values()), "tables": json.dumps(rows), "fence": lease.fence}
+        connection.execute(_RECORD, base | recorded)
 
     def fail(self, lease: Lease, lane: Lane, tick: Tick, error: str, *, parks: bool, now: datetime) -> None:
         """Keep the words of a failed attempt; `parks` stops the lane before the tick. Raises `LostClaim`."""
@@ -227,7 +270,9 @@ class SilverStore:
             if connection.execute(_FAIL, parameters).rowcount != 1:
                 raise rules.overtaken(tick.tick_id)
 
-    def rewind(self, lane: Lane, tick: Tick, actor: Actor, *, now: datetime) -> Lane:
+    def rewind(
+        self, lane: Lane, tick: Tick, actor: Actor, *, now: datetime, no_longer_skipped: Sequence[str] = ()
+    ) -> Lane:
         """Let everything from this tick on be applied again, in a new generation. The deed and its audit are one.
 
         Raises:
@@ -239,9 +284,37 @@ class SilverStore:
             row = connection.execute(_REWIND, parameters).fetchone()
             if row is None:
                 raise rules.overtaken(tick.tick_id)
+            connection.execute(_NO_LONGER_SKIPPED, {"ticks": list(no_longer_skipped)})
             details = {"project": lane.project_id, "generation": row[3], "from": tick.sequence}
             _audit(connection, actor, "silver-replay", tick.tick_id, details)
         return Lane(*row)
+
+    def skip(self, lane: Lane, tick: Tick, actor: Actor, *, now: datetime) -> Lane:
+        """Let the lane go on without the tick that stopped it. The deed, its reason and its audit are one.
+
+        Raises:
+            LostClaim: The lane is not stopped by this tick any more. Nothing was changed.
+        """
+        parameters = _of_tick(lane, tick) | {"now": now, "reason": actor.reason, "actor": actor.name}
+        with transaction(self._source, what="skipping a tick") as connection:
+            row = connection.execute(_UNPARK, parameters).fetchone()
+            if row is None:
+                raise rules.overtaken(tick.tick_id)
+            connection.execute(_SKIP, parameters)
+            details = {"project": lane.project_id, "generation": row[3], "sequence": tick.sequence}
+            _audit(connection, actor, "silver-skip", tick.tick_id, details)
+        return Lane(*row)
+
+    def is_skipped(self, tick: Tick) -> bool:
+        """Whether somebody decided to go on without this tick."""
+        with transaction(self._source, what="looking for a skipped tick") as connection:
+            row = connection.execute(_IS_SKIPPED, {"tick": tick.tick_id}).fetchone()
+        return bool(row and row[0])
+
+    def skipped(self, *, limit: int = 1000) -> list[Skipped]:
+        """Ticks that silver goes on without, the newest decision first."""
+        with transaction(self._source, what="reading skipped ticks") as connection:
+            return [Skipped(*row) for row in connection.execute(_SKIPPED, {"limit": limit}).fetchall()]
 
     def audit(self, actor: Actor, action: str, subject: str, details: dict[str, Any]) -> None:
         """Write down what a person did."""
@@ -281,7 +354,7 @@ class SilverStore:
         return [_applied(row) for row in reversed(rows)]
 
     def applied_of_day(self, start: datetime, end: datetime) -> list[Applied]:
-        """What bronze committed in that stretch, as far as it is in silver."""
+        """What bronze committed in that stretch, as far as it is in silver; skipped ticks are not."""
         with transaction(self._source, what="reading applied ticks") as connection:
             rows = connection.execute(_OF_DAY, {"start": start, "end": end}).fetchall()
         return [_applied(row) for row in rows]
@@ -312,7 +385,5 @@ def _of_table(tick: Tick, table: str) -> dict[str, Any]:
 
 
 def _applied(row: Sequence[Any]) -> Applied:
-    org, project, tick, sequence, generation, mode, dt, rows, fence, applied_at, committed_at, tables = row
-    return Applied(
-        org, project, tick, sequence, generation, Mode(mode), dt, rows, fence, applied_at, committed_at, tables
-    )
+    org, project, tick, sequence, generation, mode, dt, *rest = row
+    return Applied(org, project, tick, sequence, generation, Mode(mode), dt, *rest)

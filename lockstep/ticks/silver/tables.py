@@ -37,6 +37,7 @@ _ANY = Limits(
 )
 _RECENT_COMMITS = 10
 _SCHEMA = "silver-schema"
+_PUT_BACK = "silver-put-back"
 _PROPERTIES = {
     # A replay goes back by RESTORE: files and log must still be there.
     "delta.deletedFileRetentionDuration": "interval 30 days",
@@ -115,6 +116,25 @@ class SilverTables:
         epoch = rules.epoch_after(Mode(step.tick.mode or ""), sequence, step.lane.generation, step.before)
         rows = step.tick.commit_of(step.spec.name).rows
         return TableState(step.spec.name, sequence, epoch, step.spec.primary_key, version, rows)
+
+    def put_back(self, step: Step) -> None:
+        """Bring one table back to where it was before its tick, whatever attempts at it have left there.
+
+        Tables of one tick commit one by one: a tick that cannot be applied may have left rows in some of them.
+        """
+        step.check()
+        target = self.path(step.tick.project_id, step.spec.name)
+        if step.before is None and not delta.exists(self._spark, target):
+            return
+        version = step.before.version if step.before is not None else 0  # the table was created empty
+        since = [one for one in self.newest(step) if one.version > version and changes_rows(one)]
+        if not since or (since[-1].operation == "RESTORE" and since[-1].parameters.get("version") == str(version)):
+            return
+        step.check()
+        stamp = delta.stamp(_PUT_BACK, run=rules.request(step.tick.tick_id, step.lane.generation))
+        with delta.commit_as(self._spark, stamp), delta.contested(target):
+            self._spark.sql(f"RESTORE TABLE {delta.quoted(target)} TO VERSION AS OF {version}").collect()
+        crash_point("silver.table.put_back")
 
     def _source(self, step: Step) -> DataFrame:
         """The tick's rows with silver's own columns. `_order` sorts like (tick, file, row), as text."""
@@ -268,6 +288,11 @@ class FencedTable(stateful.DeltaTable):
                 return super().merge(run, first=first)
             except stateful.MarkMissing as dropped:
                 raise rules.overtaken(self._step.tick.tick_id) from dropped
+
+
+def changes_rows(commit: delta.Commit) -> bool:
+    """Whether a commit of a silver table may have changed rows: all do but new columns and upkeep."""
+    return commit.operation not in stateful.HARMLESS and (commit.stamp or {}).get(delta.STAMP_KEY) != _SCHEMA
 
 
 def contract_of(spec: TableSpec) -> Contract:

@@ -18,7 +18,7 @@ from lockstep.kernel.errors import InvalidInput, LockstepError, LostClaim, Termi
 from lockstep.kernel.ids import IdSource, SystemIds
 from lockstep.kernel.lease import Heartbeat, Lease, LeaseStore
 from lockstep.kernel.logs import get_logger
-from lockstep.ticks.model import Tick
+from lockstep.ticks.model import TableSpec, Tick
 from lockstep.ticks.silver import rules
 from lockstep.ticks.silver.dispatch import DispatchTable
 from lockstep.ticks.silver.model import LEASE_SECONDS, MAX_ATTEMPTS, Applied, Dispatch, DispatchState, Lane, TableState
@@ -37,6 +37,10 @@ class Tables(Protocol):
 
     def apply(self, step: Step) -> TableState:
         """Bring the table up to its tick; safe to repeat."""
+        ...
+
+    def put_back(self, step: Step) -> None:
+        """Bring the table back to where it was before its tick; safe to repeat."""
         ...
 
 
@@ -155,9 +159,7 @@ class SilverWorker:
         crash_point("silver.tick.claimed")
         try:
             self._refuse_spent(held.row, tick)
-            states = self._apply(held, tick)
-            crash_point("silver.tick.before_complete")
-            held.lane = self.store.complete(held.lease, held.lane, tick, states, now=self._clock.now())
+            held.lane = self._pass_over(held, tick) if self.store.is_skipped(tick) else self._bring_in(held, tick)
         except LostClaim:
             raise
         except Exception as error:  # whatever Spark or a driver throws must be counted, or it is tried for ever
@@ -171,21 +173,32 @@ class SilverWorker:
         progress(done)
         return True
 
-    def _apply(self, held: _Held, tick: Tick) -> list[TableState]:
+    def _bring_in(self, held: _Held, tick: Tick) -> Lane:
         states = []
         for spec in manifest_of(tick).tables:
-            step = Step(
-                tick=tick,
-                spec=spec,
-                lane=held.lane,
-                before=self.store.before(tick, spec.name),
-                must_go_back=self.store.was_applied(tick, spec.name),
-                fence=held.lease.fence,
-                check=held.check,
-            )
-            states.append(self._tables.apply(step))
+            states.append(self._tables.apply(self._step(held, tick, spec)))
             crash_point("silver.tick.table_applied")
-        return states
+        crash_point("silver.tick.before_complete")
+        return self.store.complete(held.lease, held.lane, tick, states, now=self._clock.now())
+
+    def _pass_over(self, held: _Held, tick: Tick) -> Lane:
+        """Go on without the tick: what attempts at it left in some of its tables goes away too."""
+        specs = manifest_of(tick).tables
+        for spec in specs:
+            self._tables.put_back(self._step(held, tick, spec))
+        names = [spec.name for spec in specs]
+        return self.store.pass_over(held.lease, held.lane, tick, names, now=self._clock.now())
+
+    def _step(self, held: _Held, tick: Tick, spec: TableSpec) -> Step:
+        return Step(
+            tick=tick,
+            spec=spec,
+            lane=held.lane,
+            before=self.store.before(tick, spec.name),
+            must_go_back=self.store.was_applied(tick, spec.name),
+            fence=held.lease.fence,
+            check=held.check,
+        )
 
     def _claim(self, held: _Held, tick: Tick) -> Dispatch:
         """RUNNING in our name: the dispatch that waits for us, or a new attempt taken from whoever had the last one."""
@@ -207,7 +220,7 @@ class SilverWorker:
             raise Terminal(
                 f"{MAX_ATTEMPTS} attempts ended without a result: their workers died or lost their lease.",
                 unit=tick.unit,
-                next_step=f"see the runs of the tick, then `lockstep silver replay --tick {tick.tick_id}`.",
+                next_step=f"see the runs of the tick, then `lockstep silver replay --tick {tick.tick_id}`, or `skip`.",
             )
 
     def _fail(self, held: _Held, tick: Tick, error: Exception, report: Report) -> None:

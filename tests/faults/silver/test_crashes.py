@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 
+from lockstep.idempotency import delta
 from lockstep.kernel.clock import SystemClock
 from lockstep.kernel.crash import VARIABLE, CrashInjected, armed, declared_points
+from lockstep.kernel.errors import InvalidInput
 from lockstep.kernel.settings import PROJECT_ROOT
 from lockstep.ticks.silver import operations
 from lockstep.ticks.silver.gold import Gold
@@ -52,6 +54,8 @@ OTHER_POINTS = {
     "silver.intake.before_dispatch",
     "silver.intake.dispatched",
     "silver.replay.rewound",
+    "silver.skip.recorded",
+    "silver.table.put_back",
     "silver.redrive.sent",
     "silver.retention.table_forgotten",
     "silver.gold.day_loaded",
@@ -120,6 +124,64 @@ def test_a_worker_that_fails_or_sleeps_through_its_lease_inside_a_table_loses_an
         world.drain(project, tick)
         assert world.store.lane(project.project_id).watermark == number + 1, point
     world.assert_equals_oracle(project)
+
+
+def _half_applied(world: World) -> Project:
+    """A project that is stopped by its second tick, one table of which is in silver already."""
+    project = world.project()
+    world.commit(
+        project,
+        Planned({"orders": [row(1, "a")], "people": [row(1)]}),
+        Planned({"orders": [row(1, "poison"), row(2)], "people": [row(None)]}),
+        Planned({"orders": [row(3, "after")]}),
+    )
+    assert world.drain(project).parked
+    assert [one["name"] for one in world.silver(project, "orders")] == ["poison", "x"], "the table committed by itself"
+    world.leave_out(project, project.ticks[1])
+    return project
+
+
+def test_a_skip_that_dies_at_any_step_is_finished_by_whoever_comes_next(world: World):
+    """Guards both halves: the decision without its message, and the table that went back without its ledger."""
+    project = _half_applied(world)
+    with armed("silver.skip.recorded", "raise"), pytest.raises(CrashInjected):
+        operations.skip_tick(_parts(world), project.ticks[1], ACTOR, accept_gap=True)
+    assert sweep(world.store, world.dispatches, world.queue, clock=world.clock).enqueued == tuple(project.ticks[1:])
+    with armed("silver.table.put_back", "raise"), pytest.raises(CrashInjected):
+        world.drain(project)
+    versions = len(delta.history(world.spark, world.tables.path(project.project_id, "orders")))
+    world.drain(project)
+    world.assert_equals_oracle(project)
+    history = delta.history(world.spark, world.tables.path(project.project_id, "orders"))
+    assert [one.operation for one in history[: len(history) - versions]] == ["MERGE"], "it went back once"
+    _empty(world)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", [FAILS, HANGS])
+def test_a_skip_that_fails_or_hangs_while_another_worker_does_it_ends_as_one(world: World, rival: World, mode: str):
+    project = _half_applied(world)
+
+    def skip() -> None:
+        operations.skip_tick(_parts(world), project.ticks[1], ACTOR, accept_gap=True)
+
+    def second() -> None:
+        with pytest.raises(InvalidInput):
+            skip()
+
+    meet("silver.skip.recorded", mode, skip, second)
+
+    def overtake() -> None:
+        world.ask(
+            "UPDATE kernel.lease SET lease_until = clock_timestamp() WHERE lane LIKE %s", f"%{project.project_id}"
+        )
+        rival.drain(project)
+
+    meet("silver.table.put_back", mode, lambda: world.drain(project), overtake, blocked_after=60)
+    overtake()
+    world.drain(project)
+    world.assert_equals_oracle(project)
+    _empty(world)
 
 
 @pytest.mark.parametrize("mode", [FAILS, HANGS])

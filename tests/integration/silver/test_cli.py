@@ -53,6 +53,27 @@ def test_status_replay_reconcile_redrive_and_retention_say_what_they_did(deploye
     assert [one[0] for one in done] == ["ticks-redrive-dlq", "ticks-reconcile", "silver-replay", "silver-replay"]
 
 
+def test_skip_says_what_it_left_out_and_status_keeps_showing_it(deployed: World):
+    world, project = deployed, deployed.project()
+    world.commit(project, Planned({"orders": [row(None)]}), Planned({"orders": [row(2)]}))
+    world.drain(project)
+    words = ["skip", "--tick", project.ticks[0], "--reason", "a broken export"]
+    with pytest.raises(InvalidInput, match="without the rows"):
+        CliRunner().invoke(silver, words, catch_exceptions=False)
+    (said,) = _run(silver, *words, "--accept-gap")["skipped"]
+    assert (said["tick"], said["project"], said["generation"]) == (project.ticks[0], project.project_id, 2)
+    world.leave_out(project, project.ticks[0])
+    world.drain(project)
+    world.assert_equals_oracle(project)
+    result = CliRunner().invoke(ticks, ["status", "--json"], catch_exceptions=False)
+    shown = json.loads(result.output)
+    (mine,) = [one for one in shown["skipped"] if one["project_id"] == project.project_id]
+    assert (mine["tick_id"], mine["reason"]) == (project.ticks[0], "a broken export")
+    assert shown["skipped_ticks"] == len(shown["skipped"])
+    plain = CliRunner().invoke(ticks, ["status"], catch_exceptions=False).output
+    assert "a broken export" in plain
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -22,9 +22,12 @@ TICK = Tick(
 def test_events_of_both_layers_are_made_of_plain_values():
     """Guards a report that fails after its tick is committed: Dagster stores no enums of ours."""
     applied = Applied("acme", "p", "t1", 4, 1, Mode.FULL, "20260507", 5, 7, NOW, NOW, {"orders": 5})
-    for event in (bronze_event(TICK), silver_event(applied)):
+    skipped = replace(applied, rows=0, tables={}, skipped="a broken export")
+    for event in (bronze_event(TICK), silver_event(applied), silver_event(skipped)):
         assert event.partition == "t1"
         assert "t1" in serialize_value(event)
+    assert silver_event(skipped).metadata["skipped"].value == "a broken export"
+    assert "skipped" not in silver_event(applied).metadata
 
 
 def test_a_run_has_one_key_per_attempt_and_generation_and_stands_in_its_lane():
