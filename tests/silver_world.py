@@ -54,6 +54,7 @@ class Planned:
     mode: str = "delta"
     columns: Mapping[str, str] = field(default_factory=dict)
     key: tuple[str, ...] = ("id",)
+    deleted: str | None = None
 
 
 def row(number: int | None, name: str = "x", amount: float = 1.0, **more: Any) -> dict[str, Any]:
@@ -207,8 +208,11 @@ class World:
                 held.clear()
             for values in rows:
                 key = tuple(values[name] for name in one.key)
-                before = held.get(key, {})
-                held[key] = {**before, **{name: None for name in (*COLUMNS, *one.columns)}, **values, "_tick": tick_id}
+                before = held.pop(key, {})
+                if one.deleted is None or not values.get(one.deleted):
+                    named = {name: None for name in (*COLUMNS, *one.columns)}
+                    held[key] = {**before, **named, **values, "_tick": tick_id}
+                    held[key].pop(one.deleted, None)
 
     def correct(self, project: Project, tick_id: str, one: Planned) -> None:
         """Give a committed tick other rows, as a re-ingest of mended parts would, and let the oracle know."""
@@ -293,6 +297,7 @@ def _manifest(project: Project, tick_id: str, one: Planned) -> dict[str, Any]:
             {
                 "name": name,
                 "primary_key": list(one.key),
+                **({"deleted_column": one.deleted} if one.deleted else {}),
                 "columns": [{"name": column, "type": kind} for column, kind in columns.items()],
                 "parquets": [
                     {"file_seq": n, "sha256": hashlib.sha256(name.encode()).hexdigest(), "bytes": 1, "rows": len(rows)}

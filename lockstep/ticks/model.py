@@ -53,7 +53,7 @@ class TickState(StrEnum):
 
 
 class Mode(StrEnum):
-    """`delta`: rows to add or change. `full`: the whole of each named table."""
+    """`delta`: rows to add, change or, by `deleted_column`, delete. `full`: the whole of each named table."""
 
     DELTA = "delta"
     FULL = "full"
@@ -76,12 +76,13 @@ class PartSpec(NamedTuple):
 
 
 class TableSpec(NamedTuple):
-    """One table of a tick."""
+    """One table of a tick. Rows whose `deleted_column` is true say that the row of their key is gone."""
 
     name: str
     primary_key: tuple[str, ...]
     columns: tuple[Column, ...]
     parts: tuple[PartSpec, ...]
+    deleted_column: str | None = None
 
     @property
     def rows(self) -> int:

@@ -293,10 +293,14 @@ def _table(body: Any, where: str, problems: list[str], limits: Limits) -> TableS
         problems.append(f"{where}.primary_key: must name one or more of the table's columns")
     elif len(set(key)) != len(key):
         problems.append(f"{where}.primary_key: names a column twice")
+    deleted = body.get("deleted_column")
+    in_key = isinstance(key, list) and deleted in key
+    if deleted is not None and (in_key or Column(deleted, "boolean") not in columns):
+        problems.append(f"{where}.deleted_column: must name a boolean column outside the primary key, or be left out")
     parts = _parts(body.get("parquets"), where, problems)
     if len(problems) > before:
         return None
-    return TableSpec(str(name), tuple(key or ()), tuple(columns), tuple(parts))
+    return TableSpec(str(name), tuple(key or ()), tuple(columns), tuple(parts), deleted)
 
 
 def _columns(body: Any, where: str, problems: list[str], limits: Limits) -> list[Column]:

@@ -197,6 +197,10 @@ MANIFEST_SCHEMA: Final[dict[str, Any]] = {
                 "properties": {
                     "name": {"type": "string", "pattern": f"^{rules.TABLE_PATTERN}$"},
                     "primary_key": {"type": "array", "minItems": 1, "items": {"type": "string"}},
+                    "deleted_column": {
+                        "type": ["string", "null"],
+                        "description": "A boolean column outside the key; a row where it is true deletes its key.",
+                    },
                     "columns": {
                         "type": "array",
                         "minItems": 1,

@@ -6,6 +6,7 @@ What belongs here: arguments and sentences. What does not: HTTP, SQL, files.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from lockstep.ticks.agent.pages import PART_BYTES, WORK, Described, Pager
 from lockstep.ticks.agent.sender import Agent, Blocked, Idle
 from lockstep.ticks.agent.state import AgentStore, AgentTick, LocalState
 from lockstep.ticks.model import Mode
+from lockstep.ticks.rules import check_id
 
 agent = typer.Typer(name="agent", help="Send Parquet files of this machine as ticks.", no_args_is_help=True)
 console = Console(width=None if sys.stdout.isatty() else 160)
@@ -99,25 +101,46 @@ def push(  # noqa: PLR0913, PLR0917
     project: ProjectId,
     secret: Secret,
     mode: Annotated[Mode, typer.Option(help="delta or full.")] = Mode.DELTA,
+    deleted: Annotated[
+        list[str] | None,
+        typer.Option("--deleted", help="table=column or, for all tables, column: where it is true, the row is gone."),
+    ] = None,
     dt: Annotated[str | None, typer.Option(help="Day as YYYYMMDD; today if not given.")] = None,
     tick: Annotated[str | None, typer.Option(help="Id of the tick; made if not given.")] = None,
-    work: Annotated[Path, typer.Option(help="Folder of the agent's memory.")] = Path(),
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="AGENT_WORK", help="Folder of the agent's memory; by default one of the user's for each project."
+        ),
+    ] = None,
     parallel: Parallel = 4,
     bandwidth: Bandwidth = 0.0,
     part_size: PartSize = PART_BYTES / 1024 / 1024,
     as_json: AsJson = False,
 ) -> None:
     """Send these files as one tick, after those that still wait; exit with 1 unless it is committed."""
-    line = _Line(work, url, org, project, secret, parallel, bandwidth, part_size, as_json)
+    folder = work or default_work(project)
+    line = _Line(folder, url, org, project, secret, parallel, bandwidth, part_size, as_json)
     now = SystemClock().now()
     tick_id = tick or f"{now:%Y%m%dT%H%M%S}__{SystemIds().new_id()[-12:]}"
-    described = Described(tick_id, mode, dt or f"{now:%Y%m%d}", {path.stem: path for path in files}, _keys(key, files))
+    described = Described(
+        tick_id,
+        mode,
+        dt or f"{now:%Y%m%d}",
+        {path.stem: path for path in files},
+        _by_table(key, files),
+        {table: columns[0] for table, columns in _by_table(deleted or [], files).items() if columns},
+    )
     with _opened(line) as (store, pager, sender):
         pager.stage(described)
         sender.send_all()
         sent = store.get(tick_id)
     _print([sent] if sent else [], as_json)
-    raise typer.Exit(0 if sent and sent.state is LocalState.COMMITTED else 1)
+    if sent and sent.state is LocalState.COMMITTED:
+        return
+    if not as_json:
+        console.print(f"not committed; see `lockstep agent status {folder}`", style="yellow", highlight=False)
+    raise typer.Exit(1)
 
 
 @agent.command()
@@ -149,15 +172,29 @@ def skip(folder: Folder, tick: TickArgument) -> None:
     console.print(f"{tick} is left out.", highlight=False)
 
 
+def default_work(project_id: str) -> Path:
+    """Where `push` remembers what it has sent, whatever folder it is called from: the user's own state of programs."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "lockstep" / "agent" / check_id("project_id", project_id)
+
+
 def _round(folder: Path, pager: Pager, sender: Agent, *, once: bool) -> Blocked | Idle:
+    """Send what is there. A folder that cannot be used stops the ones after it, and is told at every look."""
+    unusable: InvalidInput | None = None
     try:
         pager.collect(folder)
-        return sender.send_all()
-    except Transient as error:
+    except InvalidInput as error:
+        unusable = error
+    try:
+        end = sender.send_all()
+        if unusable is not None:
+            raise unusable
+    except (Transient, InvalidInput) as error:
         if once:
             raise
         console.print(f"{error}", style="yellow", highlight=False)
         return Idle()
+    return end
 
 
 @contextmanager
@@ -185,12 +222,14 @@ def _opened(line: _Line) -> Iterator[tuple[AgentStore, Pager, Agent]]:
         connections=line.parallel + 1,
     )
     with AgentStore(work / "state.sqlite") as store, client, bar:
+        store.claim(line.org, line.project)
         size = int(line.part_size * 1024 * 1024)
         pager = Pager(store, work, org_id=line.org, project_id=line.project, part_bytes=size)
         yield store, pager, Agent(store, pager, client, parallel=line.parallel, progress=shown)
 
 
-def _keys(given: list[str], files: list[Path]) -> dict[str, list[str]]:
+def _by_table(given: list[str], files: list[Path]) -> dict[str, list[str]]:
+    """`table=a,b` for one table, `a,b` for all of them."""
     found: dict[str, list[str]] = {}
     for one in given:
         table, _, columns = one.rpartition("=")

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from lockstep.kernel.clock import Clock, SystemClock
@@ -26,18 +27,21 @@ MARKER = "tick.json"
 
 WORK = ".agent"
 PART_BYTES = 5 * 1024 * 1024
-_LEAST_ROWS = 1000
 _ROWS_AT_ONCE = 8192
 
 
 class Described(NamedTuple):
-    """What to send as one tick: the files by table, their keys, and how they are meant."""
+    """What to send as one tick: the files by table, their keys, and how they are meant.
+
+    `deleted`, by table: the boolean column that marks rows whose key is gone.
+    """
 
     tick_id: str
     mode: Mode
     dt: str
     files: Mapping[str, Path]
     keys: Mapping[str, Sequence[str]]
+    deleted: Mapping[str, str] = MappingProxyType({})
 
 
 class Pager:
@@ -71,10 +75,15 @@ class Pager:
         return found
 
     def describe(self, folder: Path) -> Described:
-        """Read the marker of a tick folder: `{"mode", "dt", "primary_key": {table: [column]}}`."""
+        """Read the marker of a tick folder.
+
+        It is `{"mode", "dt", "primary_key": {table: [column]}, "deleted_column": {table: column}}`; only the keys are
+        needed.
+        """
         try:
             marker = json.loads((folder / MARKER).read_text("utf-8"))
             keys = {str(name): [str(one) for one in key] for name, key in marker["primary_key"].items()}
+            deleted = {str(name): str(column) for name, column in (marker.get("deleted_column") or {}).items()}
             mode, dt = Mode(marker.get("mode", Mode.DELTA)), str(marker.get("dt") or self._today())
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(
@@ -83,7 +92,7 @@ class Pager:
                 next_step='write {"mode": "delta", "dt": "20260507", "primary_key": {"orders": ["id"]}}.',
             ) from error
         files = {path.stem: path for path in sorted(folder.glob("*.parquet"))}
-        return Described(str(marker.get("tick_id") or folder.name), mode, dt, files, keys)
+        return Described(str(marker.get("tick_id") or folder.name), mode, dt, files, keys, deleted)
 
     def stage(self, tick: Described) -> None:
         """Write the pages of a tick and remember it. Raises `InvalidInput`; nothing is remembered then."""
@@ -94,6 +103,10 @@ class Pager:
                 unit=tick.tick_id,
                 problems=[f"files: {sorted(tick.files)}", f"primary_key: {sorted(tick.keys)}"],
             )
+        if unknown := sorted(set(tick.deleted) - set(tick.files)):
+            raise InvalidInput(
+                "deleted_column names tables that the tick does not have.", unit=tick.tick_id, problems=unknown
+            )
         target = self._work / "pages" / tick.tick_id
         shutil.rmtree(target, ignore_errors=True)  # of an attempt that died before the tick was remembered
         target.mkdir(parents=True)
@@ -101,7 +114,8 @@ class Pager:
         tables = []
         for name, path in tick.files.items():
             columns, pages = self._page(check_id("table", name), path, target, first=len(parts))
-            tables.append({"name": name, "primary_key": list(tick.keys[name]), "columns": columns, "parquets": pages})
+            table = {"name": name, "primary_key": list(tick.keys[name]), "columns": columns, "parquets": pages}
+            tables.append(table | ({"deleted_column": tick.deleted[name]} if name in tick.deleted else {}))
             parts += [
                 LocalPart(one["file_seq"], target / _name(name, one["file_seq"]), one["sha256"], one["bytes"], 0, False)
                 for one in pages
@@ -164,7 +178,7 @@ class Pager:
             for group in range(metadata.num_row_groups)
             for one in range(metadata.num_columns)
         )
-        return max(_LEAST_ROWS, int(self._part_bytes * metadata.num_rows / size)) if size else _LEAST_ROWS
+        return max(1, int(self._part_bytes * metadata.num_rows / size)) if size else _ROWS_AT_ONCE
 
     def _write(self, pq: Any, rows: Any, table: str, target: Path, number: int) -> dict[str, Any]:
         path = target / _name(table, number)

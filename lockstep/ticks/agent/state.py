@@ -1,4 +1,4 @@
-"""What the agent knows of its ticks, in a SQLite file beside them: survives a crash at any moment.
+"""What the agent knows of its ticks, in a SQLite file: survives a crash at any moment, serves one project at a time.
 
 What belongs here: SQL on the agent's own file. What does not: files of data (pages.py), requests (client.py).
 """
@@ -9,13 +9,20 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from lockstep.kernel.errors import InvalidInput
+
 _SCHEMA = """
+CREATE TABLE IF NOT EXISTS owner (
+    one        INTEGER PRIMARY KEY CHECK (one = 1),
+    org_id     TEXT NOT NULL,
+    project_id TEXT NOT NULL
+);
 CREATE TABLE IF NOT EXISTS tick (
     position   INTEGER PRIMARY KEY AUTOINCREMENT,
     tick_id    TEXT NOT NULL UNIQUE,
@@ -87,6 +94,7 @@ class AgentStore:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
+        self._path, self._hold = path, ExitStack()
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = FULL")  # a committed tick is not forgotten when the power goes
@@ -97,7 +105,33 @@ class AgentStore:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._hold.close()
         self._database.close()
+
+    def claim(self, org_id: str, project_id: str) -> None:
+        """Be the one agent that works with this memory, until it is closed or the process ends.
+
+        Raises:
+            InvalidInput: Another process works with it, or it holds the ticks of another project: they would be sent to
+                this one, refused there, and stop everything.
+        """
+        guard = sqlite3.connect(self._path.with_name("lock.sqlite"), isolation_level=None, timeout=0)
+        self._hold.callback(guard.close)
+        try:
+            guard.execute("BEGIN EXCLUSIVE")  # given back by the system, however the process ends
+        except sqlite3.OperationalError:
+            raise InvalidInput(
+                "another agent is at work here.", unit=str(self._path.parent), next_step="let it end, or stop it."
+            ) from None
+        with self._transaction() as database:
+            database.execute("INSERT INTO owner VALUES (1, ?, ?) ON CONFLICT DO NOTHING", (org_id, project_id))
+            owner = database.execute("SELECT org_id, project_id FROM owner").fetchone()
+        if owner != (org_id, project_id):
+            raise InvalidInput(
+                f"this memory belongs to project {owner[1]} of {owner[0]}.",
+                unit=str(self._path.parent),
+                next_step="use another folder for another project.",
+            )
 
     def add(self, tick_id: str, manifest: Mapping[str, Any], parts: Sequence[LocalPart]) -> None:
         """Remember a tick whose files are all on disk. A tick that is known stays as it is."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lockstep.idempotency import delta, merger, stateful
-from lockstep.idempotency.merger import Contract
+from lockstep.idempotency.merger import Contract, NullFlag
 from lockstep.idempotency.overwrite import write_unit
 from lockstep.idempotency.stateful_rules import Commit, Run
 from lockstep.kernel.crash import crash_point
@@ -101,7 +101,8 @@ class SilverTables:
         target = self.path(step.tick.project_id, step.spec.name)
         contract = contract_of(step.spec)
         source = self._source(step)
-        columns = {field.name: field.dataType.simpleString() for field in source.schema.fields}
+        kept = [field for field in source.schema.fields if field.name != step.spec.deleted_column]
+        columns = {field.name: field.dataType.simpleString() for field in kept}
         if step.before is None:
             self._create(target, columns)
             crash_point("silver.table.created")
@@ -167,11 +168,13 @@ class SilverTables:
     def _overwrite(
         self, step: Step, target: str, contract: Contract, increment: DataFrame, columns: Mapping[str, str]
     ) -> int:
-        """Full mode: the table becomes the tick's rows, the last of each key."""
+        """Full mode: the table becomes the tick's rows, the last of each key, without those that are deleted."""
         name = rules.request(step.tick.tick_id, step.lane.generation)
         if (found := self._find(step, name)) is not None:
             return found  # the answer of the first try was lost
         resolved = self._spark.sql(merger.resolved_sql(contract, "{increment}", delta.column), increment=increment)
+        if contract.flag is not None:
+            resolved = resolved.where(f"NOT {delta.column(contract.flag)}").drop(contract.flag)
         app, version = self.next_fence(step, target)
         write_unit(
             self._spark,
@@ -183,7 +186,7 @@ class SilverTables:
         )
         if (found := self._find(step, name)) is not None:
             return found
-        if step.tick.commit_of(step.spec.name).rows:
+        if not resolved.isEmpty():
             raise rules.overtaken(step.tick.tick_id)  # Delta dropped it in silence: a newer fence has written
         return self.newest(step)[-1].version  # nothing replaced by nothing leaves no commit
 
@@ -296,9 +299,19 @@ def changes_rows(commit: delta.Commit) -> bool:
 
 
 def contract_of(spec: TableSpec) -> Contract:
-    """How the rows of a table are matched: by its key, newer beats older, whatever the order of arrival."""
-    values = tuple(column.name for column in spec.columns if column.name not in spec.primary_key)
-    return Contract(keys=spec.primary_key, values=(*values, PROJECT, TICK), order=ORDER)
+    """How the rows of a table are matched: by its key, newer beats older.
+
+    A row whose `deleted_column` is true, which NULL is not, takes its key out. No tombstone is kept: nothing older can
+    come later, because a lane applies its ticks in order, and a replay goes back before the tick that deleted.
+    """
+    values = [column.name for column in spec.columns if column.name not in (*spec.primary_key, spec.deleted_column)]
+    return Contract(
+        keys=spec.primary_key,
+        values=(*values, PROJECT, TICK),
+        order=ORDER,
+        flag=spec.deleted_column,
+        null_flag=NullFlag.ALIVE,
+    )
 
 
 def manifest_of(tick: Tick) -> Manifest:

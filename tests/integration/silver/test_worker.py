@@ -210,6 +210,47 @@ def test_a_replay_goes_back_first_so_that_rows_of_a_wrong_tick_do_not_stay(world
     ]
 
 
+def _with_deletes(*rows: dict[str, Any], mode: str = "delta") -> Planned:
+    return Planned({"orders": list(rows)}, mode=mode, columns={"gone": "boolean"}, deleted="gone")
+
+
+def test_rows_that_a_tick_marks_as_deleted_leave_silver_and_may_come_back(world: World):
+    """Guards delta mode with deletes: the last row of a key decides, NULL is not true, the mark is no column."""
+    project = world.project()
+    world.commit(
+        project,
+        Planned({"orders": [row(1, "a"), row(2, "b"), row(3, "c"), row(4, "d")]}),
+        _with_deletes(row(1, gone=True), row(2, "kept", gone=None), row(9, gone=True), row(5, "new", gone=False)),
+        _with_deletes(row(3, gone=True), row(3, "again", gone=False), row(4, "x", gone=False), row(4, gone=True)),
+        Planned({"orders": [row(1, "back")]}),
+    )
+    world.drain(project)
+    world.assert_equals_oracle(project)
+    held = {one["id"]: one["name"] for one in world.silver(project, "orders")}
+    assert held == {1: "back", 2: "kept", 3: "again", 5: "new"}
+    assert "gone" not in world.silver(project, "orders")[0]
+    before = _ledger(world, project)
+    operations.replay_ticks(_parts(world), [project.ticks[1]], ACTOR)
+    assert len(world.drain(project).applied) == 3
+    world.assert_equals_oracle(project)
+    assert len(_ledger(world, project)) == len(before)
+
+
+def test_a_full_tick_leaves_out_the_rows_that_it_marks_as_deleted(world: World):
+    """Guards the tick of which nothing stays, also over a table that was empty: no commit is no lost claim then."""
+    project = world.project()
+    world.commit(
+        project,
+        _with_deletes(row(1, gone=True), mode="full"),
+        _with_deletes(row(1, "a", gone=False), row(2, gone=True), mode="full"),
+        _with_deletes(row(1, gone=True), row(2, gone=True), mode="full"),
+    )
+    for left in ([], [1], []):
+        world.drain(project, project.ticks[world.store.lane(project.project_id).watermark])
+        assert [one["id"] for one in world.silver(project, "orders")] == left
+    world.assert_equals_oracle(project)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("start", [1, 2, 3])
 def test_a_replay_may_go_back_over_a_full_tick(world: World, start: int):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +14,8 @@ import pytest
 from lockstep.kernel.clock import FakeClock
 from lockstep.kernel.errors import InvalidInput
 from lockstep.ticks import rules
-from lockstep.ticks.agent import AgentStore, LocalState, Pager, TickFinalizeError
+from lockstep.ticks.agent import Agent, AgentStore, LocalState, Pager, TickFinalizeError
+from lockstep.ticks.agent.cli import _round, default_work
 from lockstep.ticks.agent.client import Throttle
 from lockstep.ticks.agent.sender import Blocked, Idle, Next, next_tick
 from lockstep.ticks.agent.state import AgentTick
@@ -66,6 +69,27 @@ def test_pages_cover_every_row_once_and_their_manifest_is_accepted(pager: Pager,
     ids = [one for part in parts[1:] for one in pq.read_table(part.path)["id"].to_pylist()]
     assert ids == list(range(5000))
     assert dict(found.tables[1].columns) == {"id": "bigint", "at": "timestamp_ntz"}
+
+
+def test_pages_of_large_rows_stay_small(pager: Pager, store: AgentStore, tmp_path: Path):
+    """Guards rows of documents and pictures: a thousand of them would be more than the service takes as one part."""
+    blobs = [random.Random(one).randbytes(15_000) for one in range(12)]
+    _folder(tmp_path, "t1", {"orders": pa.table({"id": range(12), "blob": blobs})})
+    pager.collect(tmp_path)
+    assert max(part.bytes for part in store.parts("t1")) < 40_000
+    assert sum(pq.read_metadata(part.path).num_rows for part in store.parts("t1")) == 12
+
+
+def test_the_manifest_says_which_column_marks_deleted_rows(pager: Pager, store: AgentStore, tmp_path: Path):
+    rows = pa.table({"id": pa.array([1], pa.int64()), "gone": [True]})
+    _folder(tmp_path, "t1", {"orders": rows, "people": _rows(1)}, deleted_column={"orders": "gone"})
+    pager.collect(tmp_path)
+    (tick,) = store.ticks()
+    found = rules.parse_manifest(tick.manifest, org_id="acme", project_id=PROJECT, tick_id="t1", limits=Limits())
+    assert {table.name: table.deleted_column for table in found.tables} == {"orders": "gone", "people": None}
+    _folder(tmp_path, "t2", {"orders": rows}, deleted_column={"people": "gone"})
+    with pytest.raises(InvalidInput, match="does not have"):
+        pager.collect(tmp_path)
 
 
 def test_a_folder_without_its_marker_is_not_touched(pager: Pager, tmp_path: Path):
@@ -137,3 +161,62 @@ def test_a_finalize_error_says_what_to_do():
     assert (conflict.wants_parts, conflict.missing, conflict.mismatched_sha) == (True, [1], [2])
     assert TickFinalizeError(422, {"message": "bad"}, unit="t").is_final
     assert not TickFinalizeError(409, {"detail": "other"}, unit="t").wants_parts
+
+
+def test_a_memory_serves_one_project(tmp_path: Path):
+    """Guards a folder that is used for two projects: the ticks of one would be sent to the other, and be refused."""
+    path = tmp_path / ".agent" / "state.sqlite"
+    with AgentStore(path) as store:
+        store.claim("acme", PROJECT)
+    with AgentStore(path) as store:
+        store.claim("acme", PROJECT)
+    for org, project in (("acme", PROJECT.replace("0192", "0193")), ("umbrella", PROJECT)):
+        with AgentStore(path) as store, pytest.raises(InvalidInput, match="belongs to project"):
+            store.claim(org, project)
+
+
+def test_two_agents_do_not_work_with_one_memory(tmp_path: Path):
+    """Guards the second one: it would send pages that the first removes as soon as their tick is committed."""
+    path = tmp_path / ".agent" / "state.sqlite"
+    with AgentStore(path) as first, AgentStore(path) as second:
+        first.claim("acme", PROJECT)
+        with pytest.raises(InvalidInput, match="another agent is at work"):
+            second.claim("acme", PROJECT)
+        assert second.ticks() == [], "looking is always possible"
+    with AgentStore(path) as second:
+        second.claim("acme", PROJECT)
+
+
+def test_push_remembers_by_project_and_not_in_the_folder_that_it_is_called_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Guards the user's own folder: it may be a repository, and another call may come from elsewhere."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert default_work(PROJECT) == tmp_path / "state" / "lockstep" / "agent" / PROJECT
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_work(PROJECT) == tmp_path / ".local" / "state" / "lockstep" / "agent" / PROJECT
+    with pytest.raises(InvalidInput):
+        default_work("../elsewhere")
+
+
+class _Sent:
+    """Takes everything."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def send_all(self) -> Idle:
+        self.rounds += 1
+        return Idle()
+
+
+def test_a_folder_that_cannot_be_used_stops_no_tick_before_it_and_no_agent(pager: Pager, tmp_path: Path):
+    """Guards the daemon: one broken export must not end it, nor keep back what was complete."""
+    _folder(tmp_path, "t1", {"orders": _rows(1)})
+    (_folder(tmp_path, "t2", {"orders": _rows(1)}) / "tick.json").write_text("{")
+    sender = _Sent()
+    assert _round(tmp_path, pager, cast("Agent", sender), once=False) == Idle()
+    with pytest.raises(InvalidInput, match=r"tick\.json"):
+        _round(tmp_path, pager, cast("Agent", sender), once=True)
+    assert sender.rounds == 2

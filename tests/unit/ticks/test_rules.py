@@ -80,6 +80,10 @@ def test_a_bad_head_is_refused_by_name(change: dict[str, Any], words: str):
         (("columns", 0, "type"), "array<int>"),
         (("columns", 0, "type"), None),
         (("columns", 1, "name"), "ID"),
+        (("deleted_column",), "nope"),
+        (("deleted_column",), "name"),
+        (("deleted_column",), ["id"]),
+        (("deleted_column",), False),
         (("parquets",), []),
         (("parquets", 0, "file_seq"), -1),
         (("parquets", 0, "file_seq"), True),
@@ -97,6 +101,16 @@ def test_a_bad_table_is_refused(path: tuple[Any, ...], value: Any):
     with pytest.raises(InvalidManifest) as caught:
         _parse(body)
     assert caught.value.error_class == "InvalidManifest"
+
+
+def test_the_column_of_deletes_is_a_boolean_outside_the_key():
+    columns = [{"name": "id", "type": "bigint"}, {"name": "gone", "type": "bool"}]
+    good = table("people", {0: BODY}, columns=columns) | {"deleted_column": "gone"}
+    (found,) = _parse(manifest("acme", PROJECT, TICK, [good])).tables
+    assert found.deleted_column == "gone"
+    for wrong in ({"primary_key": ["id", "gone"]}, {"primary_key": 5}, {"deleted_column": "Gone"}):
+        with pytest.raises(InvalidManifest):
+            _parse(manifest("acme", PROJECT, TICK, [good | wrong]))
 
 
 def test_names_and_numbers_are_unique_in_a_tick():
