@@ -15,6 +15,8 @@ from lockstep.kernel.errors import InvalidInput
 from lockstep.kernel.lease import LeaseStore
 from lockstep.kernel.postgres import on_connect, pool
 from lockstep.kernel.settings import Settings
+from lockstep.ticks import bronze
+from lockstep.ticks.model import Tick
 from lockstep.ticks.silver.dispatch import DispatchTable
 from lockstep.ticks.silver.gold import Gold
 from lockstep.ticks.silver.intake import Intake
@@ -47,6 +49,10 @@ class Silver:
     def intake(self) -> Intake:
         """The door from the queue to runs."""
         return Intake(self.store, self.dispatches, self.queue, clock=self.clock)
+
+    def keeps_bronze_of(self, tick: Tick) -> bool:
+        """Whether the tick can still be read as it was committed."""
+        return bronze.is_kept(self.s3, self.settings.lake_bucket, tick)
 
     def worker(self, spark: SparkSession) -> SilverWorker:
         """A worker on this session."""

@@ -21,7 +21,7 @@ from lockstep.kernel.clock import Clock, SystemClock
 from lockstep.kernel.lease import LeaseStore
 from lockstep.kernel.postgres import Pool, on_connect
 from lockstep.ticks import bronze
-from lockstep.ticks.model import DAY_COLUMN, FILE_COLUMN, ROW_COLUMN, TICK_COLUMN, TickMessage
+from lockstep.ticks.model import DAY_COLUMN, FILE_COLUMN, ROW_COLUMN, TICK_COLUMN, Tick, TickMessage
 from lockstep.ticks.silver.dispatch import DispatchTable
 from lockstep.ticks.silver.intake import Intake
 from lockstep.ticks.silver.model import SILVER_PREFIX
@@ -100,6 +100,9 @@ class World:
     @property
     def intake(self) -> Intake:
         return Intake(self.store, self.dispatches, self.queue, clock=self.clock)
+
+    def keeps_bronze_of(self, tick: Tick) -> bool:
+        return bronze.is_kept(self.s3, self.lake, tick)
 
     @property
     def tables(self) -> SilverTables:

@@ -96,6 +96,11 @@ def assert_commit(s3: Any, lake: str, commit: TableCommit | TickMessage) -> None
         )
 
 
+def is_kept(s3: Any, lake: str, tick: Tick) -> bool:
+    """Whether every commit of a tick is still there as it was acknowledged. Delta's log is not kept for ever."""
+    return all(etag_of(s3, lake, commit.key) == commit.etag for commit in tick.commits)
+
+
 def read_tick(spark: SparkSession, lake: str, tick: Tick, table: str) -> DataFrame:
     """The rows of one table of a committed tick, as committed: at the version of its commit, whatever came after.
 

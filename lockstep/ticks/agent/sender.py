@@ -6,7 +6,7 @@ What belongs here: order, retries and their outcome in the agent's memory. What 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -128,6 +128,9 @@ class Agent:
         parts = {part.file_seq: part for part in self._store.parts(tick_id)}
         known = self._client.tick(tick_id)
         have = {int(number): one["sha256"] for number, one in ((known or {}).get("parts_received") or {}).items()}
+        if (known or {}).get("state") == "committed" and self._is_same(tick_id, have, parts):
+            self._end(tick_id, (known or {}).get("result") or {})
+            return
         if (known or {}).get("state") != "committed":
             self._put(tick_id, [part for part in parts.values() if have.get(part.file_seq) != part.sha256], have, parts)
         manifest = self._chained(tick_id)
@@ -139,10 +142,23 @@ class Agent:
                     raise
                 self._mend(tick_id, error, parts)
                 continue
-            self._store.commit(tick_id, result)
-            self._pager.discard(tick_id)
+            self._end(tick_id, result)
             return
         raise Transient("the service keeps asking for parts that were put.", unit=f"tick {tick_id}")
+
+    def _is_same(self, tick_id: str, have: dict[int, str], parts: dict[int, LocalPart]) -> bool:
+        """Whether the service has committed these very files while this agent never posted their manifest.
+
+        So it is when the agent lost its memory: it no longer knows what the tick followed, and any other manifest for a
+        committed tick is refused.
+        """
+        tick = self._store.get(tick_id)
+        mine = {number: part.sha256 for number, part in parts.items()}
+        return tick is not None and not tick.chained and have == mine
+
+    def _end(self, tick_id: str, result: Mapping[str, Any]) -> None:
+        self._store.commit(tick_id, result)
+        self._pager.discard(tick_id)
 
     def _mend(self, tick_id: str, error: TickFinalizeError, parts: dict[int, LocalPart]) -> None:
         """Put just the parts that the service named, those with other bytes in the place of what is there."""

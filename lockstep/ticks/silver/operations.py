@@ -54,6 +54,9 @@ class Parts(Protocol):
     def clock(self) -> Clock:
         """The time."""
 
+    def keeps_bronze_of(self, tick: Tick) -> bool:
+        """Whether the tick can still be read as it was committed."""
+
 
 class Status(NamedTuple):
     """The way from bronze to silver at a glance."""
@@ -84,7 +87,8 @@ def replay_ticks(
     sweep. Data is not touched here. A skipped tick that somebody `named` is applied too; others stay skipped.
 
     Raises:
-        InvalidInput: A tick is not committed. Nothing was changed.
+        InvalidInput: A tick is not committed, or its commit is no longer kept: the lane would go back to it and stay
+            there. Nothing was changed.
     """
     _want_reason(actor)
     found = {tick_id: parts.store.ticks.committed(tick_id) for tick_id in tick_ids}
@@ -92,6 +96,13 @@ def replay_ticks(
     if unknown or not found:
         raise InvalidInput("only committed ticks can be replayed.", problems=unknown or ["no tick was found"])
     first = earliest(tick for tick in found.values() if tick is not None)
+    gone = [tick.tick_id for tick in first if not parts.keeps_bronze_of(tick)]
+    if gone:
+        raise InvalidInput(
+            "bronze no longer keeps the commits of these ticks.",
+            problems=gone,
+            next_step="replay from a later one, or write them again first: materialize them in bronze_ticks.",
+        )
     lifted = tuple(found) if named else ()
     return [_replay(parts, tick, actor, lifted, enqueue=enqueue) for tick in first]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.kernel.errors import LostClaim, Transient
+from lockstep.kernel.errors import InvalidInput, LostClaim, Transient
 from lockstep.ticks.silver import operations
 from lockstep.ticks.silver.model import MAX_ATTEMPTS, DispatchState, TableState
 from lockstep.ticks.silver.store import Actor
@@ -249,6 +249,22 @@ def test_a_full_tick_leaves_out_the_rows_that_it_marks_as_deleted(world: World):
         world.drain(project, project.ticks[world.store.lane(project.project_id).watermark])
         assert [one["id"] for one in world.silver(project, "orders")] == left
     world.assert_equals_oracle(project)
+
+
+def test_a_replay_of_what_bronze_no_longer_keeps_is_refused_before_the_lane_goes_back(world: World):
+    """Guards a trap: the lane would stand at a tick that nobody can read, and every newer one behind it."""
+    project = world.project()
+    world.commit(project, Planned({"orders": [row(1)]}))
+    world.commit(project, Planned({"orders": [row(2)]}))
+    world.drain(project)
+    first = world.store.ticks.committed(project.ticks[0])
+    assert first is not None
+    world.s3.delete_object(Bucket=world.lake, Key=first.commits[0].key)
+    lane = world.store.lane(project.project_id)
+    with pytest.raises(InvalidInput, match="no longer keeps"):
+        operations.replay_ticks(_parts(world), project.ticks, ACTOR)
+    assert world.store.lane(project.project_id) == lane
+    assert operations.replay_ticks(_parts(world), project.ticks[1:], ACTOR)[0].watermark == 1
 
 
 @pytest.mark.long

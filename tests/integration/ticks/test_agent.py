@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -193,6 +194,24 @@ def test_a_service_that_stays_away_is_transient_and_a_wrong_secret_is_not(site: 
     with pytest.raises(Terminal, match="not accepted"):
         site.agent.send_all()
     assert site.states() == {tick: "uploading"}
+
+
+def test_an_agent_that_lost_its_memory_sends_nothing_twice_and_goes_on(site: Site, sender: Sender):
+    """Guards a disk that was replaced: the folders are still there, and their ticks are committed long ago."""
+    first, second, third = _names(site, "t1", "t2", "t3")
+    for name in (first, second):
+        site.drop(name)
+    site.pager.collect(site.folder)
+    assert site.agent.send_all() == Idle()
+    shutil.rmtree(site.folder / ".agent")
+    again = Site(sender, site.folder)
+    with again.store, again.client:
+        again.drop(third)
+        again.pager.collect(again.folder)
+        assert again.agent.send_all() == Idle()
+        assert again.states() == dict.fromkeys((first, second, third), "committed")
+    assert sender.tick(third).prev_tick_id == second
+    assert [method for method, path in again.network.seen if not path.startswith(third)] == ["GET", "GET"]
 
 
 def test_the_command_sends_a_folder_and_says_so(world: World, sender: Sender, tmp_path: Path):
