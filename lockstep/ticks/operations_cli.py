@@ -16,7 +16,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lockstep.kernel.ids import SystemIds
 from lockstep.kernel.settings import load_settings
+from lockstep.ticks.parts import PartObjects
 from lockstep.ticks.silver import operations
 from lockstep.ticks.silver.store import Actor
 
@@ -96,16 +98,16 @@ def retention(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show which tables would lose days.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Forget bronze and gold of older days, by metadata: whole partitions leave, no row is rewritten."""
+    """Forget bronze, gold and stored parts of older days, by metadata: whole partitions leave, no row is rewritten."""
     from pyspark.sql import SparkSession  # noqa: PLC0415  # heavy, and only this command needs it
 
     with opened() as parts:
         settings = parts.settings
         spark = SparkSession.builder.remote(str(settings.spark_remote)).create()
         try:
-            found = operations.retain(
-                parts, spark, settings.lake_bucket, this_person(reason), days=days, dry_run=dry_run
-            )
+            objects = PartObjects(parts.s3, settings.ticks_bucket, ids=SystemIds())
+            doer = this_person(reason)
+            found = operations.retain(parts, spark, settings.lake_bucket, objects, doer, days=days, dry_run=dry_run)
         finally:
             spark.stop()
     rows = [{"table": one} for one in found.tables]
@@ -113,6 +115,7 @@ def retention(
         "before": found.before,
         "bronze_files": found.bronze_files,
         "gold_rows": found.gold_rows,
+        "ticks_without_parts": found.ticks_without_parts,
         "dry_run": dry_run,
     }
     show({**head, "tables": list(found.tables)}, rows, as_json, head=head)

@@ -143,6 +143,12 @@ SELECT t.project_id, t.tick_id, t.org_id FROM ticks.tick AS t
 _SETTLED = """
 SELECT project_id, tick_id FROM ticks.tick
  WHERE state = 'committed' AND committed_at >= %s AND committed_at < %s ORDER BY committed_at LIMIT 1000"""
+_WITH_OLD_PARTS = """
+SELECT project_id, tick_id FROM ticks.tick AS t
+ WHERE t.state = 'committed' AND t.committed_at < %(before)s
+   AND EXISTS (SELECT 1 FROM ticks.part AS p WHERE p.project_id = t.project_id AND p.tick_id = t.tick_id)
+ ORDER BY t.committed_at LIMIT %(limit)s"""
+_DELETE_PARTS = "DELETE FROM ticks.part WHERE project_id = %s AND tick_id = %s"
 
 
 def lane_of(org_id: str) -> str:
@@ -338,6 +344,17 @@ class TickStore:
         """Ticks committed in this time: what their parts do not name can go."""
         with transaction(self._source, what="reading committed ticks") as connection:
             return [(row[0], row[1]) for row in connection.execute(_SETTLED, (since, until)).fetchall()]
+
+    def with_parts_before(self, before: datetime, *, limit: int = 1000) -> list[tuple[str, str]]:
+        """Ticks committed before then whose parts are still kept, the oldest first."""
+        with transaction(self._source, what="looking for old parts") as connection:
+            rows = connection.execute(_WITH_OLD_PARTS, {"before": before, "limit": limit}).fetchall()
+        return [(row[0], row[1]) for row in rows]
+
+    def forget_parts(self, project_id: str, tick_id: str) -> None:
+        """Forget the parts of a committed tick, whose objects are gone. It cannot be written again from then on."""
+        with transaction(self._source, what="forgetting the parts of a tick") as connection:
+            connection.execute(_DELETE_PARTS, (project_id, tick_id))
 
     # --- the commit ------------------------------------------------------------------------------------------------
 

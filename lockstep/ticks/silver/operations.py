@@ -11,12 +11,14 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from lockstep.idempotency import delta
 from lockstep.idempotency.cleaner_delta import clean_delta, forget_delta
 from lockstep.kernel.clock import Clock
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import InvalidInput
 from lockstep.ticks import bronze
 from lockstep.ticks.model import DAY_COLUMN, Tick
+from lockstep.ticks.parts import PartObjects
 from lockstep.ticks.silver.dispatch import DispatchTable
 from lockstep.ticks.silver.gold import Gold
 from lockstep.ticks.silver.intake import Swept, sweep
@@ -277,32 +279,56 @@ class Forgotten(NamedTuple):
     before: str
     bronze_files: int
     gold_rows: int
+    ticks_without_parts: int
     tables: tuple[str, ...]
 
 
 def retain(
-    parts: Parts, spark: SparkSession, lake: str, actor: Actor, *, days: int = RETENTION_DAYS, dry_run: bool = False
+    parts: Parts,
+    spark: SparkSession,
+    lake: str,
+    objects: PartObjects,
+    actor: Actor,
+    *,
+    days: int = RETENTION_DAYS,
+    dry_run: bool = False,
 ) -> Forgotten:
     """Forget bronze and gold of days that ended longer ago than this, by metadata: whole partitions, no row deletes.
 
-    Silver holds the newest state of each key and is not touched. The ledger of ticks is kept.
+    The stored parts of ticks that were committed longer ago go too, and what bronze forgot a week ago or earlier leaves
+    the disk. Silver holds the newest state of each key and is not touched. The ledger of ticks is kept.
     """
     if days < 1:
         raise InvalidInput(f"{days} days keep nothing.", next_step="give --days 1 or more.")
-    limit = (parts.clock.now() - timedelta(days=days)).date()
+    since = parts.clock.now() - timedelta(days=days)
+    limit = since.date()
     before = f"{limit:%Y%m%d}"
     tables = parts.store.bronze_tables_before(before)
-    files = rows = 0
+    files = rows = without = 0
     if not dry_run:
         run = f"retention:{before}"
         parts.store.audit(actor, "ticks-retention", before, {"days": days, "tables": len(tables)})
         for project_id, table in tables:
-            files += forget_delta(spark, bronze.table_path(lake, project_id, table), DAY_COLUMN, before=before, run=run)
+            path = bronze.table_path(lake, project_id, table)
+            files += forget_delta(spark, path, DAY_COLUMN, before=before, run=run)
             crash_point("silver.retention.table_forgotten")
+            spark.sql(f"VACUUM {delta.quoted(path)}").collect()
         gold = Gold(spark, lake)
         for day in gold.days_before(limit):
             rows += clean_delta(spark, gold.daily, day, run=run)
-    return Forgotten(before, files, rows, tuple(f"{project}/{table}" for project, table in tables))
+        without = _forget_parts(parts, objects, since)
+    return Forgotten(before, files, rows, without, tuple(f"{project}/{table}" for project, table in tables))
+
+
+def _forget_parts(parts: Parts, objects: PartObjects, before: datetime) -> int:
+    """Objects first: rows without objects are found again, objects without rows never."""
+    gone = 0
+    while ticks := parts.store.ticks.with_parts_before(before):
+        for project_id, tick_id in ticks:
+            objects.sweep(project_id, tick_id, keep=(), before=parts.clock.now())
+            parts.store.ticks.forget_parts(project_id, tick_id)
+        gone += len(ticks)
+    return gone
 
 
 def _names(received: Iterable[Received]) -> list[str]:

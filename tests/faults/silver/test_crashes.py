@@ -22,7 +22,9 @@ from lockstep.idempotency import delta
 from lockstep.kernel.clock import SystemClock
 from lockstep.kernel.crash import VARIABLE, CrashInjected, armed, declared_points
 from lockstep.kernel.errors import InvalidInput
+from lockstep.kernel.ids import SystemIds
 from lockstep.kernel.settings import PROJECT_ROOT
+from lockstep.ticks.parts import PartObjects
 from lockstep.ticks.silver import operations
 from lockstep.ticks.silver.gold import Gold
 from lockstep.ticks.silver.intake import sweep
@@ -219,7 +221,7 @@ def test_gold_and_retention_that_fail_or_hang_while_another_one_works_end_as_one
     world.ask("UPDATE ticks.tick SET dt = '20260507' RETURNING 1")
 
     def forget(hands: World) -> Callable[[], object]:
-        return lambda: operations.retain(_parts(world), hands.spark, world.lake, ACTOR, days=1)
+        return lambda: operations.retain(_parts(world), hands.spark, world.lake, _objects(world), ACTOR, days=1)
 
     meet("silver.retention.table_forgotten", mode, forget(world), forget(rival), blocked_after=60)
     forget(world)()
@@ -311,7 +313,7 @@ def test_gold_and_retention_that_die_in_the_middle_are_finished_by_a_repeat(worl
     assert world.spark.read.format("delta").load(gold.daily.path).where(f"day = '{day}'").count() == 1
 
     def forget() -> operations.Forgotten:
-        return operations.retain(_parts(world), world.spark, world.lake, ACTOR, days=1)
+        return operations.retain(_parts(world), world.spark, world.lake, _objects(world), ACTOR, days=1)
 
     world.ask("UPDATE ticks.tick SET dt = '20260507' RETURNING 1")
     with armed("silver.retention.table_forgotten", "raise"), pytest.raises(CrashInjected):
@@ -391,3 +393,7 @@ def _empty(world: World) -> None:
 
 def _parts(world: World) -> Any:
     return world
+
+
+def _objects(world: World) -> PartObjects:
+    return PartObjects(world.s3, world.lake, ids=SystemIds())

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from lockstep.kernel.clock import SystemClock
+from lockstep.kernel.errors import Terminal
+from lockstep.kernel.ids import SystemIds
 from lockstep.ticks import bronze
 from lockstep.ticks.model import TickState
+from lockstep.ticks.parts import PartObjects, folder
+from lockstep.ticks.silver.operations import _forget_parts
 from tests.ticks_fixtures import new_tick_id, parquet, people, sha256, table
 from tests.ticks_world import Sender, World
 
@@ -292,3 +299,23 @@ def test_a_committed_tick_is_written_again_from_its_parts(world: World, sender: 
     assert audit is not None
     assert (audit["generation"], audit["bronze_db_etag"]) == ("2", after.commits[0].etag)
     assert sender.finalize(draft).json() == before.result
+
+
+def test_the_parts_of_old_ticks_are_forgotten_and_their_answers_are_not(world: World, sender: Sender, spark: Any):
+    """Guards the disk: parts are kept to write a tick again, not for ever. What is younger stays."""
+    old, young = sender.send(people(2)), sender.send(people(3))
+    answer = sender.finalize(old).json()
+    world.ask(
+        "UPDATE ticks.tick SET committed_at = committed_at - interval '400 days' WHERE tick_id = %s RETURNING 1",
+        old.tick_id,
+    )
+    objects = PartObjects(world.s3, world.settings.ticks_bucket, ids=SystemIds())
+    deployment: Any = SimpleNamespace(store=SimpleNamespace(ticks=world.store), clock=SystemClock())
+    limit = datetime.now(UTC) - timedelta(days=365)
+    assert (_forget_parts(deployment, objects, limit), _forget_parts(deployment, objects, limit)) == (1, 0)
+    left = [len(world.objects(folder(sender.secret.project_id, one.tick_id))) for one in (old, young)]
+    assert left == [0, 1]
+    assert sender.finalize(old).json() == answer
+    assert sender.put(old.tick_id, 0, old.parts[0]).status_code == 409
+    with world.committer(spark) as committer, pytest.raises(Terminal, match="not complete"):
+        committer.reingest(sender.secret.project_id, old.tick_id)
