@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from lockstep.idempotency import delta
 from lockstep.idempotency.cleaner_delta import clean_delta, forget_delta
 from lockstep.kernel.clock import Clock
 from lockstep.kernel.crash import crash_point
@@ -295,8 +294,8 @@ def retain(
 ) -> Forgotten:
     """Forget bronze and gold of days that ended longer ago than this, by metadata: whole partitions, no row deletes.
 
-    The stored parts of ticks that were committed longer ago go too, and what bronze forgot a week ago or earlier leaves
-    the disk. Silver holds the newest state of each key and is not touched. The ledger of ticks is kept.
+    The stored parts of ticks that were committed longer ago go too. Silver holds the newest state of each key and is
+    not touched. The ledger of ticks is kept.
     """
     if days < 1:
         raise InvalidInput(f"{days} days keep nothing.", next_step="give --days 1 or more.")
@@ -309,10 +308,8 @@ def retain(
         run = f"retention:{before}"
         parts.store.audit(actor, "ticks-retention", before, {"days": days, "tables": len(tables)})
         for project_id, table in tables:
-            path = bronze.table_path(lake, project_id, table)
-            files += forget_delta(spark, path, DAY_COLUMN, before=before, run=run)
+            files += forget_delta(spark, bronze.table_path(lake, project_id, table), DAY_COLUMN, before=before, run=run)
             crash_point("silver.retention.table_forgotten")
-            spark.sql(f"VACUUM {delta.quoted(path)}").collect()
         gold = Gold(spark, lake)
         for day in gold.days_before(limit):
             rows += clean_delta(spark, gold.daily, day, run=run)
