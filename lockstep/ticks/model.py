@@ -227,7 +227,7 @@ class TickMessage:
         ]
         if str(fields.get("schema_version", "")).partition(".")[0] != "1":
             problems.append("schema_version: must be 1.x")
-        if fields.get("mode") not in set(Mode):
+        if fields.get("mode") not in tuple(Mode):
             problems.append("mode: must be delta or full")
         try:
             emitted_at = datetime.fromisoformat(str(fields.get("emitted_at")))

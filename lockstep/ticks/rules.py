@@ -239,7 +239,7 @@ def _header_problems(body: Mapping[str, Any], **expected: str) -> list[str]:
     previous = body.get("prev_tick_id")
     if previous is not None and (not is_id("tick_id", previous) or previous == expected["tick_id"]):
         problems.append("prev_tick_id: must be the id of another tick, or be left out")
-    if body.get("mode") not in set(Mode):
+    if body.get("mode") not in tuple(Mode):
         problems.append("mode: must be delta or full")
     if not _is_day(body.get("dt")):
         problems.append("dt: must be a day as YYYYMMDD")

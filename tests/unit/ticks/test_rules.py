@@ -52,6 +52,7 @@ def test_a_good_manifest_is_read_whole():
         ({"prev_tick_id": TICK}, "prev_tick_id"),
         ({"prev_tick_id": "../x"}, "prev_tick_id"),
         ({"mode": "append"}, "mode"),
+        ({"mode": {}}, "mode"),
         ({"dt": "20260231"}, "dt"),
         ({"dt": 20260507}, "dt"),
         ({"tables": []}, "tables"),
