@@ -27,6 +27,7 @@ class Promise(StrEnum):
     FENCE = "a stale fence changed nothing"
     TERMINAL = "everything is terminal after the faults stop"
     ONE_UNIT = "one key is one unit"
+    LIMITS = "no limit is exceeded"
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,16 @@ class Effect:
     fence: int = 0
 
 
+@dataclass(frozen=True)
+class Limit:
+    """Something that may happen so often and no more: retries, reruns, jobs at the same time."""
+
+    unit: str
+    what: str
+    found: int
+    allowed: int
+
+
 @dataclass
 class Stores:
     """The stores in the end.
@@ -62,12 +73,14 @@ class Stores:
         chains: For each ordered lane, what its source holds, in the source's order.
         effects: What the sinks hold, in the order of their commits.
         writes: Every fenced write that a store accepted, as (lane, fence), in order.
+        limits: What was counted, beside what is allowed.
     """
 
     units: list[Unit] = field(default_factory=list)
     chains: dict[str, list[str]] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
     writes: list[tuple[str, int]] = field(default_factory=list)
+    limits: list[Limit] = field(default_factory=list)
 
     def add(self, other: Stores) -> None:
         """Put the stores of another pipeline beside these."""
@@ -75,6 +88,7 @@ class Stores:
         self.chains |= other.chains
         self.effects += other.effects
         self.writes += other.writes
+        self.limits += other.limits
 
 
 class Violation(NamedTuple):
@@ -195,6 +209,12 @@ def _one_unit(events: Sequence[Event], stores: Stores) -> Iterator[Violation]:
             yield Violation(Promise.ONE_UNIT, key, f"became {', '.join(sorted(units))}")
 
 
+def _limits(_: Sequence[Event], stores: Stores) -> Iterator[Violation]:
+    for one in stores.limits:
+        if one.found > one.allowed:
+            yield Violation(Promise.LIMITS, one.unit, f"{one.found} {one.what}, {one.allowed} allowed")
+
+
 _PROMISES: Sequence[Callable[[Sequence[Event], Stores], Iterator[Violation]]] = (
     _prefix,
     _once,
@@ -205,6 +225,7 @@ _PROMISES: Sequence[Callable[[Sequence[Event], Stores], Iterator[Violation]]] = 
     _fence,
     _terminal,
     _one_unit,
+    _limits,
 )
 
 

@@ -19,7 +19,7 @@ from lockstep.faults.schedule import SimulatedTime
 
 Item = dict[str, Any]
 _TOKEN = re.compile(r"\s*(<>|<=|>=|[()=<>,+]|[#:]?[A-Za-z_][A-Za-z0-9_]*)")
-_CLAUSE = re.compile(r"\b(SET|REMOVE|ADD)\b")
+_CLAUSE = re.compile(r"\b(SET|REMOVE|ADD|DELETE)\b")
 
 
 def aws_unreachable(step: str) -> ConnectionClosedError:
@@ -32,8 +32,9 @@ class _Refusal(ClientError):
 
     code = ""
 
-    def __init__(self, code: str | None = None) -> None:
-        super().__init__({"Error": {"Code": code or self.code, "Message": "simulated"}}, "simulated")
+    def __init__(self, code: str | None = None, **more: Any) -> None:
+        answer: Any = {"Error": {"Code": code or self.code, "Message": "simulated"}, **more}
+        super().__init__(answer, "simulated")
 
 
 class ConditionalCheckFailedException(_Refusal):
@@ -60,10 +61,22 @@ class MemoryDynamo:
 
     exceptions = _Exceptions
 
-    def __init__(self, keys: Mapping[str, tuple[str, ...]], observe: Callable[[str, Item], None] | None = None) -> None:
-        """`keys` are the key attributes of each table; `observe` is told of every item after a change."""
+    def __init__(
+        self,
+        keys: Mapping[str, tuple[str, ...]],
+        observe: Callable[[str, Item], None] | None = None,
+        indexes: Mapping[str, str] | None = None,
+    ) -> None:
+        """What its tables are.
+
+        Args:
+            keys: The key attributes of each table.
+            observe: Told of every item after a change.
+            indexes: The sort key of each index.
+        """
         self._keys = keys
         self._observe = observe or (lambda table, item: None)
+        self._indexes = indexes or {}
         self.tables: dict[str, dict[tuple[str, ...], Item]] = {name: {} for name in keys}
 
     def get_item(self, *, TableName: str, Key: Item, **_: Any) -> dict[str, Any]:  # boto3's names
@@ -95,33 +108,41 @@ class MemoryDynamo:
         return {"Attributes": dict(after)}
 
     def transact_write_items(self, *, TransactItems: list[dict[str, Any]]) -> dict[str, Any]:
-        """All of the updates, or none."""
-        updates = [one["Update"] for one in TransactItems]
-        for one in updates:
-            before = self.tables[one["TableName"]].get(self._key(one["TableName"], one["Key"]), {})
-            if not _holds(one.get("ConditionExpression", ""), before, one):
-                raise TransactionCanceledException
-        for one in updates:
-            self.update_item(**one)
+        """All of the writes, or none."""
+        writes = [next(iter(one.items())) for one in TransactItems]
+        reasons = []
+        for _, one in writes:
+            key = self._key(one["TableName"], one.get("Key") or one["Item"])
+            holds = _holds(one.get("ConditionExpression", ""), self.tables[one["TableName"]].get(key, {}), one)
+            reasons.append({"Code": "None" if holds else "ConditionalCheckFailed"})
+        if any(one["Code"] != "None" for one in reasons):
+            raise TransactionCanceledException(CancellationReasons=reasons)
+        do: dict[str, Callable[..., Any]] = {
+            "Put": self.put_item,
+            "Update": self.update_item,
+            "Delete": self.delete_item,
+        }
+        for kind, one in writes:
+            do[kind](**one)
         return {}
 
-    def delete_item(self, *, TableName: str, Key: Item) -> dict[str, Any]:
-        """Forget an item."""
-        self.tables[TableName].pop(self._key(TableName, Key), None)
+    def delete_item(self, *, TableName: str, Key: Item, ConditionExpression: str = "", **more: Any) -> dict[str, Any]:
+        """Forget an item, if the condition holds."""
+        key = self._key(TableName, Key)
+        _require(ConditionExpression, self.tables[TableName].get(key, {}), more)
+        self.tables[TableName].pop(key, None)
         return {}
 
-    def query(self, *, TableName: str, ExpressionAttributeValues: Item, **more: Any) -> dict[str, Any]:
-        """Items of one partition whose sort key is between two values: the one query that the adapters make."""
-        partition, sort = self._keys[TableName]
-        given = [next(iter(value.values())) for value in ExpressionAttributeValues.values()]
-        found = [
-            dict(item)
-            for key, item in sorted(self.tables[TableName].items())
-            if key[0] == given[0] and given[1] <= key[1] <= given[2]
-        ]
-        if not more.get("ScanIndexForward", True):
-            found.reverse()
-        return {"Items": found[: more.get("Limit", len(found))], "Key": (partition, sort)}
+    def query(self, *, TableName: str, KeyConditionExpression: str, **more: Any) -> dict[str, Any]:
+        """Items of one partition, of the table or of an index, in the order of the sort key."""
+        order = self._indexes[more["IndexName"]] if "IndexName" in more else self._keys[TableName][-1]
+        partition, _, rest = KeyConditionExpression.partition(" AND ")
+        name, _, value = partition.split()
+        wanted = more["ExpressionAttributeValues"][value]
+        rows = [item for item in self.tables[TableName].values() if item.get(name) == wanted]
+        found = [dict(item) for item in rows if _holds(rest, item, more)]
+        found.sort(key=lambda item: str(_plain(item.get(order))), reverse=not more.get("ScanIndexForward", True))
+        return {"Items": found[: more.get("Limit", len(found))]}
 
     def get_paginator(self, operation: str) -> MemoryDynamo:
         """Everything is one page."""
@@ -302,7 +323,13 @@ class _Condition:
         if token in ("attribute_exists", "attribute_not_exists"):
             _, name, _ = self._tokens.pop(0), self._tokens.pop(0), self._tokens.pop(0)
             return (self._name(name) in self._item) is (token == "attribute_exists")  # noqa: S105
+        if token == "begins_with":  # noqa: S105
+            _, name, _, prefix, _ = (self._tokens.pop(0) for _ in range(5))
+            return str(self._value(name)).startswith(self._value(prefix))
         operator, right = self._tokens.pop(0), self._tokens.pop(0)
+        if operator == "BETWEEN":
+            _, last = self._tokens.pop(0), self._tokens.pop(0)
+            return bool(self._value(right) <= self._value(token) <= self._value(last))
         return _compare(operator, self._value(token), self._value(right))
 
     def _name(self, token: str) -> str:
@@ -337,11 +364,26 @@ def _updated(item: Item, request: Mapping[str, Any]) -> Item:
             name = str(names.get(words[0], words[0]))
             if clause == "REMOVE":
                 item.pop(name, None)
+            elif clause == "DELETE":
+                _put_members(item, name, _members(before, name) - set(values[words[1]]["SS"]))
+            elif clause == "ADD" and "SS" in values[words[1]]:
+                _put_members(item, name, _members(before, name) | set(values[words[1]]["SS"]))
             elif clause == "ADD":
                 item[name] = {"N": str((_plain(before.get(name)) or 0) + _plain(values[words[1]]))}
             else:
                 item[name] = _set(part.partition("=")[2].strip(), before, names, values)
     return item
+
+
+def _members(item: Item, name: str) -> set[str]:
+    return set(item.get(name, {}).get("SS", ()))
+
+
+def _put_members(item: Item, name: str, members: set[str]) -> None:
+    """A set that lost its last member is gone: DynamoDB keeps no empty ones."""
+    item.pop(name, None)
+    if members:
+        item[name] = {"SS": sorted(members)}
 
 
 def _set(text: str, before: Item, names: Mapping[str, str], values: Item) -> Item:

@@ -25,7 +25,18 @@ T = TypeVar("T")
 PAUSE_SECONDS = 400.0
 """Longer than every lease in the code: whoever is paused so long was replaced."""
 
-COMMITS = frozenset({"sink.apply", "claims.guard", "claims.commit", "s3.put_object", "spark.merge", "silver.complete"})
+COMMITS = frozenset(
+    {
+        "sink.apply",
+        "claims.guard",
+        "claims.commit",
+        "s3.put_object",
+        "spark.merge",
+        "silver.complete",
+        "ledger.transact_write_items",
+        "jobs.start",
+    }
+)
 """Calls that decide something: chance alone would strike them too seldom."""
 
 _STEP_SECONDS = 0.05

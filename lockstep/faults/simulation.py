@@ -1,4 +1,4 @@
-"""Deterministic simulation: the domain code of windows, exports and ticks under random faults, by seed.
+"""Deterministic simulation: the domain code of the four pipelines under random faults, by seed.
 
 What belongs here: who acts in which round, when faults stop, and the verdict. What does not: the worlds themselves and
 the checker. A seed and a commit reproduce a run to the last call: `lockstep faults replay SEED` prints it.
@@ -15,6 +15,7 @@ from typing import Protocol
 from lockstep.faults.checker import Promise, Stores, Violation, check
 from lockstep.faults.exports_world import ExportsWorld, wanted
 from lockstep.faults.history import History
+from lockstep.faults.readiness_world import ReadinessWorld
 from lockstep.faults.schedule import PAUSE_SECONDS, Actor, RandomPlan, World
 from lockstep.faults.ticks_world import TicksWorld
 from lockstep.faults.windows_world import WindowsWorld
@@ -23,6 +24,8 @@ from lockstep.kernel.crash import hanging_by
 TAKEOVER_SECONDS = PAUSE_SECONDS - 40
 CALM_ROUNDS = 30
 """Rounds without faults within which everything must become terminal."""
+CALM_MINUTES = 100
+"""For readiness: less than a clock jumps, so that no execution may wait until a wrong clock is right."""
 
 
 @dataclass
@@ -48,12 +51,12 @@ Act = Callable[[Actor], object]
 
 
 def simulate(seed: int, *, rate: float = 0.05, only: str | None = None) -> Result:
-    """Run the three pipelines, or one, under the faults of this seed, let them recover, and judge what is left."""
+    """Run the four pipelines, or one, under the faults of this seed, let them recover, and judge what is left."""
     result = Result(seed)
     for number, (name, run) in enumerate(_PIPELINES.items()):
         if only not in (None, name):
             continue
-        world = World(seed * 3 + number)
+        world = World(seed * len(_PIPELINES) + number)
         plan = RandomPlan(world.random, rate)
         world.plan = plan
         with hanging_by(world.hang):
@@ -134,10 +137,30 @@ def _ticks(world: World, history: History, plan: RandomPlan) -> _Settling:
     return this
 
 
+def _readiness(world: World, history: History, plan: RandomPlan) -> _Settling:
+    chance = world.random
+    this = ReadinessWorld(world, history)
+    for number in range(chance.randint(2, 4)):
+        acts: list[tuple[str, Act]] = [("driver", this.drive), ("rival", this.drive)]
+        acts += [("client", this.mark)] if chance.random() < 0.4 else []
+        acts += [("job", this.report)] if chance.random() < 0.3 else []
+        acts += [("operator", this.operate)] if chance.random() < 0.7 else []
+        acts += [("watchdog", this.watch)] if chance.random() < 0.2 else []
+        acts += [("reader", this.look)] if chance.random() < 0.5 else []
+        _round(world, number, acts, [("heir", this.drive)])
+        this.change_input()
+    plan.active = False
+    this.calm_down()
+    _recover(world, this, [("driver", this.drive), ("watchdog", this.watch)], rounds=CALM_MINUTES, seconds=60)
+    _round(world, 99, [("reader", this.look)])
+    return this
+
+
 _PIPELINES: Mapping[str, Callable[[World, History, RandomPlan], _Settling]] = {
     "windows": _windows,
     "exports": _exports,
     "ticks": _ticks,
+    "readiness": _readiness,
 }
 
 
@@ -163,15 +186,22 @@ def _round(world: World, number: int, acts: Iterable[tuple[str, Act]], late: Ite
     world.run()
 
 
-def _recover(world: World, this: _Settling, acts: list[tuple[str, Act]]) -> None:
+def _recover(
+    world: World,
+    this: _Settling,
+    acts: list[tuple[str, Act]],
+    *,
+    rounds: int = CALM_ROUNDS,
+    seconds: float = PAUSE_SECONDS,
+) -> None:
     """Faults have stopped: one after another, until everything is settled or the patience is spent."""
-    for number in range(CALM_ROUNDS):
+    for number in range(rounds):
         if this.is_settled():
             break
         for name, act in acts:
             world.start(f"{name}.calm{number}", act)
             world.run()
-        world.time.pass_by(PAUSE_SECONDS)
+        world.time.pass_by(seconds)
 
 
 def _submission(this: ExportsWorld, key: str, pairs: list[tuple[str, date]]) -> Act:

@@ -39,7 +39,7 @@ def instant(value: datetime | None) -> str | None:
 
 def parse_instant(text: str | None) -> datetime | None:
     """The other way."""
-    return None if text is None else datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
+    return None if text is None else datetime.fromisoformat(text)  # a hundred times as fast as strptime
 
 
 def read_instant(text: object) -> datetime | None:
@@ -194,6 +194,7 @@ def encode_execution(state: Execution) -> dict[str, Any]:
         "nextAt": instant(state.next_at),
         "triggeredAt": instant(state.triggered_at),
         "leaseUntil": instant(state.lease_until),
+        "inDoubt": state.in_doubt,
         "handle": dict(state.handle),
         "polls": state.polls,
         "unknownPolls": state.unknown_polls,
@@ -233,6 +234,7 @@ def decode_execution(data: Mapping[str, Any], plan: Plan, version: int) -> Execu
         next_at=parse_instant(data["nextAt"]),
         triggered_at=parse_instant(data["triggeredAt"]),
         lease_until=parse_instant(data["leaseUntil"]),
+        in_doubt=data.get("inDoubt", False),  # rows of before the field was there
         handle=data["handle"],
         polls=data["polls"],
         unknown_polls=data["unknownPolls"],

@@ -414,7 +414,10 @@ class Alert(NamedTuple):
 
 
 class Execution(NamedTuple):
-    """All that is known about one (pipeline, date, schedule). `plan` is joined when it is loaded, never stored."""
+    """All that is known about one (pipeline, date, schedule). `plan` is joined when it is loaded, never stored.
+
+    `in_doubt`: its start was sent more than once, or its answer was lost, so a refusal does not say that nothing runs.
+    """
 
     plan: Plan
     key: Key
@@ -428,6 +431,7 @@ class Execution(NamedTuple):
     next_at: datetime | None = None
     triggered_at: datetime | None = None
     lease_until: datetime | None = None
+    in_doubt: bool = False
     handle: Mapping[str, Any] = {}
     polls: int = 0
     unknown_polls: int = 0

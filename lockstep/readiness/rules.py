@@ -66,6 +66,7 @@ CANCEL_TRIES: Final = 5
 ALERT_LOOKBACK: Final = timedelta(minutes=15)
 LONGEST_AHEAD: Final = timedelta(days=2)
 HISTORY_LIMIT: Final = 50
+CLOCK_TOLERANCE: Final = timedelta(minutes=5)
 
 _NAMESPACE: Final = uuid.UUID("6f1c3a52-8b0e-5d57-9a4b-2f6c7f0e9d11")
 
@@ -176,6 +177,8 @@ def watch(state: Execution, now: datetime) -> Step:
 
 
 def _tick(state: Execution, _: Tick, now: datetime, out: Effects) -> Execution:
+    if not state.status.is_terminal:
+        state = _in_our_time(state, now, out)
     status = state.status
     if status is _PENDING:
         return _tick_pending(state, now, out)
@@ -188,6 +191,44 @@ def _tick(state: Execution, _: Tick, now: datetime, out: Effects) -> Execution:
     if state.outbox:
         out.append(DeliverAlerts(state.outbox))
     return state
+
+
+def _in_our_time(state: Execution, now: datetime, out: Effects) -> Execution:
+    """No wait is longer than the plan says: one that is was written by a clock that ran ahead, and is cut to size."""
+    plan, moved = state.plan, dict[str, datetime]()
+
+    def believe(field: str, latest: datetime) -> datetime:
+        moment: datetime | None = getattr(state, field)
+        if moment is None or moment <= latest + CLOCK_TOLERANCE:
+            return moment or latest
+        moved[field] = latest
+        return latest
+
+    if state.status is _PENDING:
+        start = state.started_at
+        if state.attempt > 1:
+            start = believe("started_at", now + plan.retry.backoff(state.attempt - 1))
+        elif state.generation:
+            start = believe("started_at", now)
+        elif state.opened_at > now + CLOCK_TOLERANCE:
+            start = believe("started_at", max(now, _activation(state) or now))
+        believe("next_at", max(start, now + plan.interval))
+    elif state.status is _TRIGGERING:
+        believe("lease_until", now + max(plan.start_lease, plan.poll_interval))
+    elif state.status is _RUNNING:
+        believe("next_at", now + plan.poll_interval)
+    else:
+        believe("next_at", now + plan.interval)
+        believe("monitor_until", now + plan.monitor.duration)
+    if not moved:
+        return state
+    out.append(Emit("CLOCKS_DISAGREE", f"{', '.join(moved)}: later than the plan allows", state.run_id))
+    return state.changed(**moved)
+
+
+def _activation(state: Execution) -> datetime | None:
+    schedule = state.plan.schedule(state.key.schedule)
+    return None if schedule is None else timing.activation(schedule, state.key.date)
 
 
 def _tick_pending(state: Execution, now: datetime, out: Effects) -> Execution:
@@ -210,7 +251,7 @@ def _tick_triggering(state: Execution, now: datetime, out: Effects) -> Execution
         return _unknown_start(state, "its starter died", now, out)
     out.append(Emit("TRIGGER_REPEATED", "the start is repeated with the same token", state.run_id))
     out.append(StartRun(state.run_id, resume=True))
-    return state.changed(lease_until=now + state.plan.start_lease)
+    return state.changed(lease_until=now + state.plan.start_lease, in_doubt=True)
 
 
 def _tick_running(state: Execution, now: datetime, out: Effects) -> Execution:
@@ -325,7 +366,12 @@ def _claim(state: Execution, now: datetime, out: Effects) -> Execution:
     _move_run(state, (_PENDING, _TRIGGERING), out, created=True)
     out.append(StartRun(state.run_id))
     return state.changed(
-        status=_TRIGGERING, lease_until=now + state.plan.start_lease, triggered_at=now, next_at=None, failure=None
+        status=_TRIGGERING,
+        lease_until=now + state.plan.start_lease,
+        in_doubt=False,
+        triggered_at=now,
+        next_at=None,
+        failure=None,
     )
 
 
@@ -358,10 +404,20 @@ def _did_its_work(state: Execution, run_id: str) -> bool:
 def _start_failed(state: Execution, event: StartFailed, now: datetime, out: Effects) -> Execution:
     if event.run_id != state.run_id or state.status is not _TRIGGERING:
         return state
+    if state.in_doubt:
+        return _refused_in_doubt(state, event, now, out)
     out.append(Emit("TRIGGER_FAILED", event.message, state.run_id, {"category": event.category.value}))
     if state.cancel is not None:
         return _end_cancelled(state, (_TRIGGERING, _CANCELLED), now, out)
     return _fail(state, Failure(event.category, event.message), now, out)
+
+
+def _refused_in_doubt(state: Execution, event: StartFailed, now: datetime, out: Effects) -> Execution:
+    """This start did nothing, but another one of the same run may have: a new try could run beside it."""
+    if event.category is Category.PERMANENT:
+        return _unknown_start(state, event.message, now, out)
+    out.append(Emit("TRIGGER_UNKNOWN", f"an earlier start may have worked; now: {event.message}", state.run_id))
+    return state.changed(lease_until=now + state.plan.poll_interval)
 
 
 def _start_unknown(state: Execution, event: StartUnknown, now: datetime, out: Effects) -> Execution:
@@ -371,7 +427,7 @@ def _start_unknown(state: Execution, event: StartUnknown, now: datetime, out: Ef
     if state.plan.trigger is None or not state.plan.trigger.resumable:
         return _unknown_start(state, event.message, now, out)
     # Nobody knows whether it runs: repeat with the same token, soon but not at once.
-    return state.changed(lease_until=now + state.plan.poll_interval)
+    return state.changed(lease_until=now + state.plan.poll_interval, in_doubt=True)
 
 
 def _unknown_start(state: Execution, why: str, now: datetime, out: Effects) -> Execution:
@@ -497,6 +553,7 @@ def _wait_again(state: Execution, generation: int, attempt: int, start: datetime
         next_at=start,
         triggered_at=None,
         lease_until=None,
+        in_doubt=False,
         handle={},
         polls=0,
         unknown_polls=0,

@@ -31,7 +31,7 @@ from lockstep.readiness.model import (
     TraitResult,
     parse_key,
 )
-from lockstep.readiness.rules import is_legal_path
+from lockstep.readiness.rules import CLOCK_TOLERANCE, is_legal_path
 from lockstep.readiness.table import Absent, Delete, Equals, Free, Item, ItemKey, Merge, Put, Table, Write
 
 PIPELINES = "PIPELINES"
@@ -311,9 +311,12 @@ class Store:
     # --- locks --------------------------------------------------------------------------------------------------
 
     def acquire(self, name: str, owner: str, ttl: timedelta, now: datetime) -> bool:
-        """Take a lock that is free or whose time is over. `owner` must be new for every try."""
+        """Take a lock that is free or whose time is over. `owner` must be new for every try.
+
+        One that ends much later than this one would was written by a clock that runs ahead: it would hold for hours.
+        """
         item = {"PK": f"LOCK#{name}", "SK": LOCK, "token": owner, "ttl": seconds(now + ttl)}
-        return self._table.write([Put(item, Free(seconds(now)))])
+        return self._table.write([Put(item, Free(seconds(now), seconds(now + ttl + CLOCK_TOLERANCE)))])
 
     def renew(self, name: str, owner: str, ttl: timedelta, now: datetime) -> bool:
         """Keep a lock that is still mine; False if it is not."""

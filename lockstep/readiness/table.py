@@ -41,9 +41,10 @@ class Equals(NamedTuple):
 
 
 class Free(NamedTuple):
-    """No such item, or its time is over."""
+    """No such item, or its time is over, or it ends after `latest`: whoever wrote it had a wrong clock."""
 
     now: int
+    latest: int | None = None
 
 
 Condition = Absent | Equals | Free | None
@@ -280,7 +281,10 @@ class _Expression:
         if isinstance(condition, Absent):
             return f"attribute_not_exists({self._name('PK')})"
         if isinstance(condition, Free):
-            return f"attribute_not_exists({self._name('PK')}) OR {self._name(TTL)} < {self._value(condition.now)}"
+            free = f"attribute_not_exists({self._name('PK')}) OR {self._name(TTL)} < {self._value(condition.now)}"
+            return (
+                free if condition.latest is None else f"{free} OR {self._name(TTL)} > {self._value(condition.latest)}"
+            )
         return f"{self._name(condition.name)} = {self._value(condition.value)}"
 
     def update(self, write: Merge) -> str:
@@ -359,7 +363,8 @@ class MemoryTable:
         if isinstance(condition, Absent):
             return item is None
         if isinstance(condition, Free):
-            return item is None or (TTL in item and item[TTL] < condition.now)
+            latest = float("inf") if condition.latest is None else condition.latest
+            return item is None or (TTL in item and not condition.now <= item[TTL] <= latest)
         return item is not None and item.get(condition.name) == condition.value
 
     def _apply(self, write: Write) -> None:

@@ -179,7 +179,7 @@ class Driver:
             self._opened, self._read_all_at = set(), self._clock.monotonic()
         wanted: dict[Key, list[Marker]] = {key: [] for key in due if key not in self._opened}
         for name, entry in entries.items():
-            for slot in entry.open if name in plans else ():
+            for slot in sorted(entry.open) if name in plans else ():
                 wanted.setdefault(slot_key(name, slot), [])
         for marker in markers:
             if marker.key.pipeline in plans:

@@ -1,4 +1,4 @@
-"""The domain code of three pipelines under random faults, by seed: no promise may break, whatever the seed.
+"""The domain code of the four pipelines under random faults, by seed: no promise may break, whatever the seed.
 
 A failure names its seed; `lockstep faults replay SEED` shows every call of that run.
 """
@@ -11,10 +11,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.faults import exports_world, ticks_world, windows_world
+from lockstep.faults import exports_world, readiness_world, ticks_world, windows_world
 from lockstep.faults.checker import Promise
 from lockstep.faults.schedule import Fault
 from lockstep.faults.simulation import Result, simulate
+from lockstep.readiness import rules as readiness_rules
+from lockstep.readiness.model import RerunRequested
+from lockstep.readiness.store import Store
 from lockstep.windows import rules as window_rules
 
 SEEDS = 200
@@ -65,6 +68,7 @@ def test_a_seed_reproduces_its_run_to_the_last_call():
 def test_faults_interrupt_every_kind_of_actor():
     struck = {line.partition(".")[0] for seed in range(40) for line in simulate(seed).trace if " ! " in line}
     assert {"producer", "worker", "rival", "client0", "relay", "sensor", "operator", "sweep"} <= struck
+    assert {"driver", "heir", "client", "job", "watchdog", "reader"} <= struck
 
 
 # --- the simulation notices a guard that is gone ------------------------------------------------------------------
@@ -118,3 +122,37 @@ def test_a_chunk_published_without_its_fence_is_caught(monkeypatch: pytest.Monke
 def test_a_silver_ledger_without_its_lease_is_caught(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ticks_world.MemorySilver, "_guard", lambda self, lease, lane, tick: None)
     assert Promise.FENCE in _promises("ticks")
+
+
+def test_an_execution_that_is_not_written_by_version_is_caught(monkeypatch: pytest.MonkeyPatch):
+    real = Store._runlog
+    careless = lambda self, *states: real(self, *states)._replace(condition=None)  # noqa: E731
+    monkeypatch.setattr(Store, "_runlog", careless)
+    assert _promises("readiness") & {Promise.FENCE, Promise.ONCE}
+
+
+def test_a_trigger_that_knows_no_token_is_caught(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(readiness_world.MemoryJobs, "_knows", lambda self, token: False)
+    assert Promise.ONCE in _promises("readiness")
+
+
+def test_a_second_job_beside_the_first_is_caught(monkeypatch: pytest.MonkeyPatch):
+    """The simulation found this one: a repeated start was refused, and the refusal believed."""
+
+    def believe(state, event, now, out):
+        return readiness_rules._fail(state, readiness_rules.Failure(event.category, event.message), now, out)
+
+    monkeypatch.setattr(readiness_rules, "_refused_in_doubt", believe)
+    assert Promise.LIMITS in _promises("readiness")
+
+
+def test_reruns_beyond_their_budget_are_caught(monkeypatch: pytest.MonkeyPatch):
+    real = readiness_rules._HANDLERS[RerunRequested]
+    spent_nothing = lambda state, *rest: real(state.changed(reruns={}), *rest)  # noqa: E731
+    monkeypatch.setitem(readiness_rules._HANDLERS, RerunRequested, spent_nothing)
+    assert Promise.LIMITS in _promises("readiness")
+
+
+def test_a_wait_written_by_a_wrong_clock_is_caught(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(readiness_rules, "_in_our_time", lambda state, now, out: state)
+    assert Promise.TERMINAL in _promises("readiness")

@@ -1040,6 +1040,20 @@ READINESS: tuple[Guard, ...] = (
         (f"{_UNIT}/test_markers.py",),
     ),
     Guard(
+        "a refusal of a repeated start does not say that nothing runs",
+        f"{_READINESS}/rules.py",
+        "    if state.in_doubt:\n",
+        "    if False:\n",
+        (f"{_UNIT}/test_driver.py", "tests/property/readiness/test_interleavings.py"),
+    ),
+    Guard(
+        "a clock that ran ahead holds no execution",
+        f"{_READINESS}/rules.py",
+        "        moved[field] = latest\n        return latest\n",
+        "        return moment\n",
+        (f"{_UNIT}/test_driver.py",),
+    ),
+    Guard(
         "a deployment does not open the day before it",
         f"{_READINESS}/timing.py",
         "if active <= now and (begin is None or active >= begin):",

@@ -212,6 +212,13 @@ def test_a_lock_has_one_owner_until_its_time_is_over(store: Store):
     assert store.acquire("eval:a:daily", "three", ttl, later)
 
 
+def test_a_lock_of_a_clock_that_runs_ahead_holds_nobody_for_hours(store: Store):
+    ttl = timedelta(seconds=40)
+    assert store.acquire("eval:a:daily", "ahead", ttl, NOW + timedelta(hours=2))
+    assert store.acquire("eval:a:daily", "right", ttl, NOW)
+    assert not store.acquire("eval:a:daily", "other", ttl, NOW - timedelta(minutes=2)), "clocks may differ a little"
+
+
 def test_what_has_expired_is_not_read_although_it_is_still_there(store: Store):
     """Guards TTL-on-read: the table deletes expired items hours late."""
     key = Key("sales", DAY, "daily")

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.faults.checker import Effect, Promise, Stores, Unit, by_promise, check
+from lockstep.faults.checker import Effect, Limit, Promise, Stores, Unit, by_promise, check
 from lockstep.faults.history import History, Outcome, Verb
 from lockstep.kernel.errors import InvalidInput
 
@@ -35,6 +35,7 @@ def _sound() -> tuple[History, Stores]:
         chains={"lane": ["w1", "w2", "w3"]},
         effects=[Effect("lane", "w1", 1), Effect("lane", "w2", 1), Effect("lane", "w3", 2)],
         writes=[("lane", 1), ("lane", 1), ("lane", 2)],
+        limits=[Limit("J1", "retries", 3, 3)],
     )
     return history, stores
 
@@ -161,9 +162,23 @@ def test_one_key_that_became_two_units_is_found():
     assert _found(history, stores) == {Promise.ONE_UNIT}
 
 
+def test_a_limit_that_is_exceeded_is_found():
+    history, stores = _sound()
+    stores.limits[0] = replace(stores.limits[0], found=4)
+    assert _found(history, stores) == {Promise.LIMITS}
+
+
 def test_every_promise_has_a_test_here_and_a_line_in_the_summary():
     assert set(by_promise([])) == {promise.value for promise in Promise}
-    assert len(Promise) == 9
+    assert len(Promise) == 10
+
+
+def test_stores_of_several_pipelines_are_judged_together():
+    _, stores = _sound()
+    both = Stores()
+    both.add(stores)
+    both.add(Stores(limits=[Limit("J2", "retries", 1, 0)], effects=[Effect("other", "w1"), Effect("other", "w1")]))
+    assert _found(History(), both) == {Promise.LIMITS, Promise.ONCE}
 
 
 def test_a_history_survives_being_written_and_read():

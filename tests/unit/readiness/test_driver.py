@@ -15,6 +15,7 @@ from lockstep.readiness.model import (
     ExclusionPlan,
     IllegalTransition,
     Key,
+    MonitorPlan,
     Reason,
     RetryPlan,
     RunStatus,
@@ -147,6 +148,82 @@ def test_a_lost_answer_is_repeated_with_the_same_token():
     world.ticks(4)
     assert world.state(KEY).status is RunStatus.RUNNING
     assert len(world.jobs.starts) == 1
+
+
+def test_a_repeated_start_that_is_refused_does_not_run_a_second_job_beside_the_first():
+    """Guards against believing a refusal: this request did nothing, but the one whose answer was lost did."""
+    world = _world()
+    world.jobs.lose_answers = 1
+    world.tick()
+    world.jobs.refuse = Category.TRANSIENT
+    world.ticks(4)
+    assert (world.state(KEY).status, world.state(KEY).attempt) == (RunStatus.TRIGGERING, 1)
+    world.jobs.refuse = None
+    world.ticks(2)
+    assert world.state(KEY).status is RunStatus.RUNNING
+    assert len(world.jobs.starts) == 1
+
+
+def test_a_repeated_start_that_is_refused_for_good_is_left_to_a_person():
+    world = _world()
+    world.jobs.lose_answers = 1
+    world.tick()
+    world.jobs.refuse = Category.PERMANENT
+    world.ticks(3)
+    state = world.state(KEY)
+    assert state.status is RunStatus.FAILED
+    assert "nobody knows whether the job was started" in state.failure.message
+    assert len(world.jobs.starts) == 1
+
+
+def test_a_first_start_that_is_refused_is_tried_again():
+    world = _world()
+    world.jobs.refuse = Category.TRANSIENT
+    world.tick()
+    assert (world.state(KEY).status, world.state(KEY).attempt) == (RunStatus.PENDING, 2)
+
+
+@pytest.mark.parametrize("moment", ["waiting", "starting", "running", "retrying", "watching"])
+def test_a_driver_whose_clock_ran_ahead_holds_an_execution_no_longer_than_its_plan(moment: str):
+    """Guards against waits that were written by a wrong clock: everybody else would wait until it is right."""
+    world = _world(pipeline(monitor=MonitorPlan(True, timedelta(minutes=10))))
+    world.read(500 if moment == "waiting" else 0)
+    world.jobs.lose_answers = int(moment == "starting")
+    if moment in ("retrying", "watching"):
+        world.tick()
+        world.jobs.end("failed" if moment == "retrying" else "succeeded")
+    world.clock.jump(7200)
+    world.tick()
+    before = world.state(KEY)
+    world.clock.jump(-7200)
+    world.tick()
+    assert "CLOCKS_DISAGREE" in world.kinds(KEY)
+    world.read(0)
+    for _ in range(3):
+        world.tick(seconds=61)
+        world.jobs.end()
+    assert world.state(KEY).version > before.version + 1
+    world.ticks(15, seconds=61)
+    assert world.state(KEY).status is RunStatus.COMPLETED
+
+
+def test_an_execution_that_a_wrong_clock_opened_begins_now():
+    world = _world()
+    world.clock.jump(7200)
+    world.control._open(KEY, Reason.SCHEDULE)
+    world.clock.jump(-7200)
+    world.ticks(2)
+    assert world.state(KEY).status is RunStatus.RUNNING
+
+
+def test_an_execution_of_tomorrow_still_waits_for_its_time():
+    world = _world()
+    tomorrow = Key("sales", DAY + timedelta(days=1), "daily")
+    world.tick(Marker(tomorrow, "external", NOW))
+    before = world.state(tomorrow)
+    world.ticks(3)
+    assert world.state(tomorrow).started_at == before.started_at
+    assert "CLOCKS_DISAGREE" not in world.kinds(tomorrow)
 
 
 def test_a_start_that_cannot_be_repeated_is_left_to_a_person():
