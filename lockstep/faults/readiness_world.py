@@ -261,6 +261,7 @@ class ReadinessWorld:
             self._ask(actor, f"run-{self._asked}", self._unit(key), lambda control: control.run(key))
         else:
             name = f"rerun-{self._asked}"
+            key = self.world.random.choice([one.key for one in self._executions() if one.status.is_terminal] or [key])
             self._ask(actor, name, name, lambda control: control.rerun(key, Reason.MANUAL, "by hand", name))
 
     def look(self, actor: Actor) -> None:

@@ -167,7 +167,9 @@ def _baton() -> threading.Lock:
 class Actor:
     """One process: a worker, a client, a sensor, a person."""
 
-    def __init__(self, name: str, body: Callable[[Actor], Any], clock: ActorClock) -> None:
+    def __init__(
+        self, name: str, body: Callable[[Actor], Any], clock: ActorClock, hand_on: Callable[[Actor | None], None]
+    ) -> None:
         self.name = name
         self.clock = clock
         self.dead = False
@@ -176,25 +178,28 @@ class Actor:
         self.result: Any = None
         self.error: BaseException | None = None
         self._body = body
+        self._hand_on = hand_on
         self._go = _baton()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._back: threading.Lock | None = None
+        self._started = False
         self.alone = False
         """Nobody else is there: the baton stays, which saves most of a run's time."""
 
-    def step(self, back: threading.Lock, *, alone: bool) -> None:
-        """Let it run to its next call or its end; the baton comes back through `back`."""
-        started = self._back is not None
-        self._back, self.alone = back, alone
-        if not started:
+    def go(self) -> None:
+        """Take the baton."""
+        if not self._started:
+            self._started = True
             self._thread.start()
         self._go.release()
 
     def yield_baton(self) -> None:
-        """Called by whatever thread works for this actor: wait for its next turn."""
-        if self._back is not None and not self.alone:
-            self._back.release()
-            self._go.acquire()
+        """Called by whatever thread works for this actor: whose turn is next? If it is another's, wait for the own."""
+        if self._started and not self.alone:
+            self._hand_on(self)
+
+    def wait(self) -> None:
+        """Until the baton comes back."""
+        self._go.acquire()
 
     def _run(self) -> None:
         self._go.acquire()
@@ -206,8 +211,7 @@ class Actor:
             self.error = error
         finally:
             self.ended = True
-            if self._back is not None:
-                self._back.release()
+            self._hand_on(None)
 
 
 @dataclass
@@ -223,24 +227,25 @@ class World:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)  # noqa: S311  # reproducible on purpose
         self._actors: list[Actor] = []
-        self._back = _baton()
+        self._over = _baton()
+        self._turns = 0
         self._at_work: Actor | None = None
         self.unexpected: list[BaseException] = []
 
     def start(self, name: str, body: Callable[[Actor], Any]) -> Actor:
         """A new process; it runs when `run` gives it turns."""
-        actor = Actor(name, body, ActorClock(self.time))
+        actor = Actor(name, body, ActorClock(self.time), self._hand_on)
         self._actors.append(actor)
         return actor
 
     def run(self) -> None:
         """Give turns until every actor ended. Chance decides the order."""
-        while alive := [one for one in self._actors if not one.ended]:
-            ready = [one for one in alive if one.asleep_until <= self.time.monotonic()]
-            if not ready:
-                self.time.pass_by(min(one.asleep_until for one in alive) - self.time.monotonic())
-                continue
-            self._turn(self.random.choice(ready), alone=len(alive) == 1)
+        seen = self._turns
+        self._hand_on(None)
+        while not self._over.acquire(timeout=_PATIENCE_SECONDS):
+            if seen == self._turns and self._at_work is not None:
+                raise Transient(f"{self._at_work.name} does not hand on: it waits for something real.", unit="world")
+            seen = self._turns
         for actor in self._actors:
             if actor.error is not None and not isinstance(actor.error, CrashInjected | LockstepError):
                 self.unexpected.append(actor.error)
@@ -300,11 +305,22 @@ class World:
         actor.dead = True
         raise CrashInjected(step)
 
-    def _turn(self, actor: Actor, *, alone: bool) -> None:
-        self._at_work = actor
-        actor.step(self._back, alone=alone)
-        if not self._back.acquire(timeout=_PATIENCE_SECONDS):
-            raise Transient(f"{actor.name} did not give the baton back: it waits for something real.", unit="world")
+    def _hand_on(self, holder: Actor | None) -> None:
+        """Give the baton to whoever is next. Decided by who has it, so that who is next again needs no other thread."""
+        while alive := [one for one in self._actors if not one.ended]:
+            ready = [one for one in alive if one.asleep_until <= self.time.monotonic()]
+            if not ready:
+                self.time.pass_by(min(one.asleep_until for one in alive) - self.time.monotonic())
+                continue
+            chosen = self._at_work = self.random.choice(ready)
+            chosen.alone = len(alive) == 1
+            self._turns += 1
+            if chosen is not holder:
+                chosen.go()
+                if holder is not None:
+                    holder.wait()
+            return
+        self._over.release()
 
 
 class Bound:

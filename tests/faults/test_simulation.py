@@ -66,17 +66,23 @@ def test_a_seed_reproduces_its_run_to_the_last_call():
 
 
 def test_faults_interrupt_every_kind_of_actor():
-    struck = {line.partition(".")[0] for seed in range(40) for line in simulate(seed).trace if " ! " in line}
-    assert {"producer", "worker", "rival", "client0", "relay", "sensor", "operator", "sweep"} <= struck
-    assert {"driver", "heir", "client", "job", "watchdog", "reader"} <= struck
+    kinds = {"producer", "worker", "client0", "relay", "sensor", "sweep"}  # windows, exports, ticks
+    kinds |= {"driver", "client", "job", "watchdog"}  # readiness
+    kinds |= {"rival", "heir", "operator", "reader"}
+    struck: set[str] = set()
+    for seed in range(40):
+        struck |= {line.partition(".")[0] for line in simulate(seed).trace if " ! " in line}
+        if kinds <= struck:
+            break
+    assert kinds <= struck
 
 
 # --- the simulation notices a guard that is gone ------------------------------------------------------------------
 
 
-def _promises(pipeline: str, seeds: int = 200) -> set[Promise]:
-    """What breaks in the first run in which something does."""
-    for seed in range(seeds):
+def _promises(pipeline: str, first: int = 0) -> set[Promise]:
+    """What breaks in the first of 200 runs in which something does. A `first` near it only saves time."""
+    for seed in range(first, first + 200):
         found: Result = simulate(seed, only=pipeline)
         if found.violations:
             return {one.promise for one in found.violations}
@@ -143,14 +149,14 @@ def test_a_second_job_beside_the_first_is_caught(monkeypatch: pytest.MonkeyPatch
         return readiness_rules._fail(state, readiness_rules.Failure(event.category, event.message), now, out)
 
     monkeypatch.setattr(readiness_rules, "_refused_in_doubt", believe)
-    assert Promise.LIMITS in _promises("readiness")
+    assert Promise.LIMITS in _promises("readiness", first=120)
 
 
 def test_reruns_beyond_their_budget_are_caught(monkeypatch: pytest.MonkeyPatch):
     real = readiness_rules._HANDLERS[RerunRequested]
     spent_nothing = lambda state, *rest: real(state.changed(reruns={}), *rest)  # noqa: E731
     monkeypatch.setitem(readiness_rules._HANDLERS, RerunRequested, spent_nothing)
-    assert Promise.LIMITS in _promises("readiness")
+    assert Promise.LIMITS in _promises("readiness", first=140)
 
 
 def test_a_wait_written_by_a_wrong_clock_is_caught(monkeypatch: pytest.MonkeyPatch):
