@@ -52,8 +52,8 @@ def replay(
     seed: Annotated[int, typer.Argument(help="The seed of a simulated run.")],
     as_json: AsJson = False,
 ) -> None:
-    """Run one seed of the simulation again and print every call, every fault and the verdict."""
-    from lockstep.faults.simulation import simulate  # noqa: PLC0415  # loads the three pipelines
+    """Run one seed of the simulation, all four pipelines, again: print every call, every fault and the verdict."""
+    from lockstep.faults.simulation import simulate  # noqa: PLC0415  # loads the four pipelines
 
     with _quiet():
         result = simulate(seed)
@@ -80,7 +80,7 @@ def simulate(
     seeds: Annotated[int, typer.Option(help="How many seeds.", min=1)] = 200,
     first: Annotated[int, typer.Option(help="The first one.")] = 0,
 ) -> None:
-    """Run many seeds of the simulation and name those that break a promise."""
+    """Run many seeds of the simulation (all four pipelines) and name those that break a promise."""
     from lockstep.faults.simulation import simulate as run  # noqa: PLC0415
 
     total: Counter[str] = Counter()

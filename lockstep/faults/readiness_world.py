@@ -238,15 +238,19 @@ class ReadinessWorld:
         Watchdog(self.plane(actor)).check()
 
     def mark(self, actor: Actor) -> None:
-        """A system that has new input asks until it is answered; some of it comes after the job has read."""
-        key, source = self._some_key(), self.world.random.choice(("external", "late-data:file"))
+        """A system that has new input says so until it is answered; some of it comes after the job has read."""
+        for _ in range(3):
+            key, source = self._some_key(), self.world.random.choice(("external", "late-data:file"))
+            self._mark(actor, key, source)
+
+    def _mark(self, actor: Actor, key: Key, source: str) -> None:
         self._ask(actor, self._unit(key), self._unit(key), lambda control: control.mark(key, source))
 
     def report(self, actor: Actor) -> None:
         """Jobs that have ended say so themselves, some of them twice."""
         control = self._control(actor)
         for token, success in self.jobs.ended().items():
-            if self.world.random.random() < 0.5:
+            if self.world.random.random() < 0.8:
                 with suppress(LockstepError):
                     control.complete(token, success=success)
 

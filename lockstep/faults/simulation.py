@@ -142,12 +142,12 @@ def _readiness(world: World, history: History, plan: RandomPlan) -> _Settling:
     this = ReadinessWorld(world, history)
     for number in range(chance.randint(2, 4)):
         acts: list[tuple[str, Act]] = [("driver", this.drive), ("rival", this.drive)]
-        acts += [("client", this.mark)] if chance.random() < 0.4 else []
-        acts += [("job", this.report)] if chance.random() < 0.3 else []
+        acts += [("client", this.mark)] if chance.random() < 0.5 else []
         acts += [("operator", this.operate)] if chance.random() < 0.7 else []
         acts += [("watchdog", this.watch)] if chance.random() < 0.2 else []
         acts += [("reader", this.look)] if chance.random() < 0.5 else []
-        _round(world, number, acts, [("heir", this.drive)])
+        late: list[tuple[str, Act]] = [("job", this.report)] if chance.random() < 0.5 else []
+        _round(world, number, acts, [*late, ("heir", this.drive)])
         this.change_input()
     plan.active = False
     this.calm_down()

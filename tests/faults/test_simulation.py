@@ -149,14 +149,14 @@ def test_a_second_job_beside_the_first_is_caught(monkeypatch: pytest.MonkeyPatch
         return readiness_rules._fail(state, readiness_rules.Failure(event.category, event.message), now, out)
 
     monkeypatch.setattr(readiness_rules, "_refused_in_doubt", believe)
-    assert Promise.LIMITS in _promises("readiness", first=120)
+    assert Promise.LIMITS in _promises("readiness", first=40)
 
 
 def test_reruns_beyond_their_budget_are_caught(monkeypatch: pytest.MonkeyPatch):
     real = readiness_rules._HANDLERS[RerunRequested]
     spent_nothing = lambda state, *rest: real(state.changed(reruns={}), *rest)  # noqa: E731
     monkeypatch.setitem(readiness_rules._HANDLERS, RerunRequested, spent_nothing)
-    assert Promise.LIMITS in _promises("readiness", first=140)
+    assert Promise.LIMITS in _promises("readiness", first=40)
 
 
 def test_a_wait_written_by_a_wrong_clock_is_caught(monkeypatch: pytest.MonkeyPatch):
