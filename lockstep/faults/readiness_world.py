@@ -6,17 +6,17 @@ not: faults (schedule.py), judgement (checker.py), evaluators and triggers on th
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from typing import Any
 
-from lockstep.faults.checker import Effect, Limit, Stores, Unit
+from lockstep.faults.checker import Limit, Stores
 from lockstep.faults.history import History, Outcome, Verb
 from lockstep.faults.parts import Item, MemoryDynamo, aws_unreachable
+from lockstep.faults.readiness_ledger import Ledger, status_in, unit_of
 from lockstep.faults.schedule import Actor, Bound, World, unreachable
 from lockstep.kernel.errors import LockstepError, LostClaim
 from lockstep.kernel.ids import SeededIds
@@ -31,7 +31,6 @@ from lockstep.readiness.model import (
     Budgets,
     Category,
     DriftRule,
-    Execution,
     IllegalTransition,
     Key,
     MonitorPlan,
@@ -40,7 +39,6 @@ from lockstep.readiness.model import (
     PollOutcome,
     Reason,
     RetryPlan,
-    RunStatus,
     SlaPlan,
     Started,
     StartFailed,
@@ -48,14 +46,13 @@ from lockstep.readiness.model import (
     TriggerPlan,
 )
 from lockstep.readiness.plane import Plane
-from lockstep.readiness.store import Marker, Store, read_marker, slot_key
+from lockstep.readiness.store import Marker, Store, read_marker
 from lockstep.readiness.table import DynamoTable
 from lockstep.readiness.triggers.base import Job, StartAnswer, Triggers
 from lockstep.readiness.watchdog import Watchdog
 from lockstep.readiness.worker import Driver, Limits
 
 TABLE = "readiness"
-LANE = "readiness"
 _TRIES = 4
 _PIPELINES_PER_SWEEP = 25
 _READY, _NOT_READY = 0, 500
@@ -244,7 +241,7 @@ class ReadinessWorld:
             self._mark(actor, key, source)
 
     def _mark(self, actor: Actor, key: Key, source: str) -> None:
-        self._ask(actor, self._unit(key), self._unit(key), lambda control: control.mark(key, source))
+        self._ask(actor, unit_of(key), unit_of(key), lambda control: control.mark(key, source))
 
     def report(self, actor: Actor) -> None:
         """Jobs that have ended say so themselves, some of them twice."""
@@ -262,24 +259,26 @@ class ReadinessWorld:
             with suppress(LockstepError):
                 self._control(actor).cancel(key, "by hand")
         elif deed == "run":
-            self._ask(actor, f"run-{self._asked}", self._unit(key), lambda control: control.run(key))
+            self._ask(actor, f"run-{self._asked}", unit_of(key), lambda control: control.run(key))
         else:
             name = f"rerun-{self._asked}"
-            key = self.world.random.choice([one.key for one in self._executions() if one.status.is_terminal] or [key])
+            key = self.world.random.choice(
+                [one.key for one in self._ledger().executions() if one.status.is_terminal] or [key]
+            )
             self._ask(actor, name, name, lambda control: control.rerun(key, Reason.MANUAL, "by hand", name))
 
     def look(self, actor: Actor) -> None:
         """Somebody reads how the executions are, each in the generation that it is in."""
         control = self._control(actor)
-        for state in list(self._executions()):
-            unit = self._unit(state.key, state.generation)
+        for state in list(self._ledger().executions()):
+            unit = unit_of(state.key, state.generation)
             begun = self.history.invoke(actor.name, Verb.READ, unit, at=self.world.time.monotonic())
             try:
                 found = control.execution(state.key)
             except LockstepError:
                 self.history.end(begun, Outcome.INFO)
                 continue
-            status = _status_in(found, state.generation) if found else None
+            status = status_in(found, state.generation) if found else None
             words = status.value if status else "UNKNOWN"
             self.history.end(begun, Outcome.OK, unit=unit, state=words, terminal=bool(status and status.is_terminal))
 
@@ -297,76 +296,20 @@ class ReadinessWorld:
 
     def is_settled(self) -> bool:
         """Whether every execution has ended, every marker was heard, and every alert told."""
-        waiting = any(pk.startswith("MARKER#") for pk, _ in self.dynamo.tables[TABLE])
-        open_ = any(state.is_open for state in self._executions())
-        return not waiting and not open_ and not self.stream and self._alerts() <= self.pager.told
+        ledger = self._ledger()
+        return ledger.is_settled() and not self.stream and set(ledger.alerts()) <= self.pager.told
 
     def stores(self) -> Stores:
         """What is there in the end, as the checker reads it."""
-        found = Stores(writes=list(self.writes))
-        for state in self._executions():
-            for generation in range(state.generation):
-                status = _status_in(state, generation)
-                found.units.append(Unit(self._unit(state.key, generation), status.value, status.is_terminal))
-            done = not state.is_open
-            found.units.append(Unit(self._unit(state.key, state.generation), state.status.value, done))
-        reruns: Counter[tuple[Key, Reason]] = Counter()
-        for row in self._rows("RERUN#"):
-            key = slot_key(row["pipelineId"]["S"], f"{row['originalDate']['S']}#{row['scheduleId']['S']}")
-            reruns[key, Reason(row["reason"]["S"])] += 1
-            name, status = row["rerunId"]["S"], row["status"]["S"]
-            found.units.append(Unit(name, status, status != RunStatus.PENDING, key=name))
-        for (key, reason), count in reruns.items():
-            allowed = PLANS[key.pipeline].budgets.allowed(reason)
-            found.limits.append(Limit(str(key), f"{reason} reruns", count, allowed))
-        self._add_runs(found)
+        found = self._ledger().stores(self.jobs.starts, self.jobs.outcome, self.pager.told)
+        found.writes += self.writes
         for key, count in self.jobs.overlaps.items():
             found.limits.append(Limit(str(key), "jobs were started beside one that was alive", count, 0))
-        found.units += [Unit(one, "raised", one in self.pager.told) for one in sorted(self._alerts())]
         return found
 
-    def _add_runs(self, found: Stores) -> None:
-        """Runs with what became of their jobs, and every start of a job as an effect."""
-        tries: Counter[tuple[str, int]] = Counter()
-        known = set()
-        for row in self._rows("RUN#"):
-            data, status = json.loads(row["data"]["S"]), RunStatus(row["status"]["S"])
-            token = data["runId"]
-            known.add(token)
-            tries[f"{data['pipelineId']}/{data['date']}/{data['scheduleId']}", data["generation"]] += 1
-            promised = PollOutcome.SUCCEEDED.value if status.is_success else None
-            outcome = self.jobs.outcome(token)
-            found.units.append(Unit(f"run {token}", status.value, status.is_terminal, None, promised, outcome))
-        for (name, generation), count in tries.items():
-            most = PLANS[name.partition("/")[0]].retry.max_attempts
-            found.limits.append(Limit(f"{name}/g{generation}", "tries", count, most))
-        found.effects += [Effect(f"{LANE}/jobs", token) for token in self.jobs.starts]
-        found.limits += [
-            Limit(token, "starts of a run that nobody knows", 1, 0) for token in set(self.jobs.starts) - known
-        ]
-        told = (json.loads(row["data"]["S"]) for row in self._events())
-        found.effects += [Effect(f"{LANE}/alerts", one["details"]["alertId"]) for one in told if one["kind"] == "ALERT"]
-
-    def _alerts(self) -> set[str]:
-        """Every alert that the event log has."""
-        events = (json.loads(row["data"]["S"]) for row in self._events())
-        return {event["details"]["alertId"] for event in events if event["kind"] == "ALERT"}
-
-    def _events(self) -> Iterator[Item]:
-        return (item for (_, sk), item in self.dynamo.tables[TABLE].items() if sk.startswith("EVENT#"))
-
-    def _rows(self, prefix: str) -> list[Item]:
-        rows = self.dynamo.tables[TABLE].items()
-        return [item for (pk, sk), item in rows if pk.startswith(prefix) and sk == "STATE"]
-
-    def _executions(self) -> Iterator[Execution]:
-        """As the table has them; nobody's step."""
-        for pk, sk in sorted(self.dynamo.tables[TABLE]):
-            if sk.startswith("RUNLOG#"):
-                pipeline = pk.removeprefix("PIPELINE#")
-                state = self.store.load(slot_key(pipeline, sk.removeprefix("RUNLOG#")), PLANS[pipeline], self._now())
-                if state is not None:
-                    yield state
+    def _ledger(self) -> Ledger:
+        """The table as it is; nobody's step."""
+        return Ledger(self.dynamo.tables[TABLE].values(), PLANS)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -410,9 +353,6 @@ class ReadinessWorld:
         chance = self.world.random
         return Key(chance.choice(sorted(PLANS)), _day(self.world) - timedelta(days=chance.choice((0, 0, 0, 1))))
 
-    def _unit(self, key: Key, generation: int = 0) -> str:
-        return f"{LANE}/{key}/g{generation}"
-
     def _run_of(self, key: Key) -> str | None:
         state = self.store.load(key, PLANS[key.pipeline], self._now())
         return state.run_id if state is not None else None
@@ -429,13 +369,6 @@ class ReadinessWorld:
 
     def _bound(self, actor: Actor, name: str, part: Any, lost: Any) -> Any:
         return Bound(self.world, actor, name, part, lost=lost, plain=("exceptions",))
-
-
-def _status_in(state: Execution, generation: int) -> RunStatus:
-    """How an execution ended, or is, in one of its generations."""
-    if state.generation == generation:
-        return state.status
-    return next(line.status for line in reversed(state.history) if line.generation == generation)
 
 
 def _day(world: World) -> date:
