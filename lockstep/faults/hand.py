@@ -1,4 +1,4 @@
-"""A worker of the lab as a process of its own: `python -m lockstep.faults.hand exports|windows|silver`.
+"""A worker of the lab as a process of its own: `python -m lockstep.faults.hand exports|windows|silver|readiness`.
 
 What belongs here: the loops that Dagster's sensors and runs drive in a deployment, without Dagster: on two cores its
 daemon would spend most of a five-minute run starting processes. What does not: faults, but for one that nobody can do
@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -24,9 +25,11 @@ from lockstep.kernel.settings import Settings, load_settings
 
 _PAUSE_SECONDS = 1.0
 _SWEEP_SECONDS = 15.0
+_PIPELINES = 10
 JUMPS = {signal.SIGUSR1: timedelta(hours=2), signal.SIGUSR2: timedelta(hours=-2)}
 
 _log = get_logger(__name__)
+T = TypeVar("T")
 
 
 def exports(settings: Settings, stop: threading.Event) -> None:
@@ -76,6 +79,35 @@ def silver(settings: Settings, stop: threading.Event) -> None:
                 worker.drain(group.lane.project_id, group.tick_ids, run_id=run_id)
 
 
+def readiness(settings: Settings, stop: threading.Event) -> None:
+    """Read the stream, sweep, tick, and look from outside now and then: what the sensor and the service do."""
+    from lockstep.faults.readiness_lab import address, plane_of  # noqa: PLC0415
+    from lockstep.readiness import stream  # noqa: PLC0415
+    from lockstep.readiness.watchdog import Watchdog  # noqa: PLC0415
+    from lockstep.readiness.worker import Driver, Limits  # noqa: PLC0415
+    from resources.clients import aws_client  # noqa: PLC0415
+    from resources.readiness import SHORT_CALLS, TABLE  # noqa: PLC0415
+
+    plane, watched = plane_of(settings, address()), time.monotonic()
+    driver = Driver(plane, Limits(seconds=15.0, threads=4))
+    dynamodb = aws_client("dynamodb", region=settings.aws_region, **SHORT_CALLS)
+    streams = aws_client("dynamodbstreams", region=settings.aws_region, **SHORT_CALLS)
+    cursor: str | None = None
+
+    def told() -> list[Any]:
+        nonlocal cursor
+        arn = dynamodb.describe_table(TableName=TABLE)["Table"]["LatestStreamArn"]
+        markers, cursor = stream.read(streams, arn, cursor)
+        return markers
+
+    while not stop.wait(_PAUSE_SECONDS):
+        markers = _try("stream", told) or []
+        driver.tick([*markers, *driver.sweep(0, _PIPELINES)[0]])
+        if time.monotonic() - watched > _SWEEP_SECONDS:
+            watched = time.monotonic()
+            Watchdog(plane).check()
+
+
 def _let_the_clock_jump() -> None:
     """On a signal, set this process's wall clock ahead or back, as a bad time server does; durations stay right."""
     skew = [timedelta()]
@@ -98,17 +130,23 @@ def main(name: str) -> None:
     configure_logging(settings.log_level, settings.log_format, service=f"hand-{name}")
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    work: Callable[[Settings, threading.Event], None] = {"exports": exports, "windows": windows, "silver": silver}[name]
+    work: Callable[[Settings, threading.Event], None] = {
+        "exports": exports,
+        "windows": windows,
+        "silver": silver,
+        "readiness": readiness,
+    }[name]
     while not stop.is_set():
         _try(name, lambda: work(settings, stop))
         stop.wait(_PAUSE_SECONDS)
 
 
-def _try(what: str, action: Callable[[], object]) -> None:
+def _try(what: str, action: Callable[[], T]) -> T | None:
     try:
-        action()
+        return action()
     except (LockstepError, BotoCoreError, ClientError, OSError) as error:
         _log.warning("tried again soon", what=what, error=str(error))
+        return None
 
 
 if __name__ == "__main__":

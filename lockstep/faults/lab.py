@@ -26,13 +26,16 @@ from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 import psycopg
+from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from lockstep.faults import readiness_lab
 from lockstep.faults.checker import Effect, Stores, Unit, Violation, by_promise, check
 from lockstep.faults.clients import ExportClient, Run, TickAgent, Vendor
 from lockstep.faults.history import History
 from lockstep.faults.nemesis import Child, Nemesis
 from lockstep.faults.proxy import LOOPBACK, ProxyLoop, ToxicProxy
+from lockstep.faults.readiness_ledger import Ledger
 from lockstep.kernel.errors import LockstepError, Transient
 from lockstep.kernel.settings import PROJECT_ROOT, load_settings
 
@@ -47,8 +50,8 @@ _DOORS = {
     "sqs": ("AWS_ENDPOINT_URL_SQS",),
     "dynamodb": ("AWS_ENDPOINT_URL_DYNAMODB", "AWS_ENDPOINT_URL_DYNAMODB_STREAMS"),
 }
-# Longer than the leases of 30 s (a chunk), 60 s (a lane of windows or of silver) and 15 s (a lane of ingest).
-_PAUSES = {"exports": 36.0, "windows": 66.0, "silver": 66.0, "service": 20.0}
+# Longer than the leases of 30 s (a chunk), 35 s (a start), 60 s (a lane of windows or silver), 15 s (one of ingest).
+_PAUSES = {"exports": 36.0, "windows": 66.0, "silver": 66.0, "readiness": 42.0, "service": 20.0}
 _KEYS = ("ABC", "XYZ", "K0001")
 _SMALL = "UPDATE demo.source_key SET rows_per_day = 40"
 
@@ -159,6 +162,9 @@ class Lab:
         self.exports: list[ExportClient] = []
         self.vendors: list[Vendor] = []
         self.agents: list[TickAgent] = []
+        self.jobs = readiness_lab.JobPlace(seed)
+        self.jobs_port = closing.enter_context(self.jobs.serving())
+        self.markers: readiness_lab.MarkerClient | None = None
         self.threads: list[threading.Thread] = []
         self.part_names = ["postgres", "dynamodb", "sqs", "s3"]
         self.units: dict[str, int] = {}
@@ -175,7 +181,7 @@ class Lab:
         self._child("relay", [*serve, "relay", "--port", str(_free_port())], environment, "service")
         for name, port in ports.items():
             self._child(name, [*serve, name, "--port", str(port)], environment, "service")
-        for kind in ("exports", "windows", *(["silver"] if self.ticks else [])):
+        for kind in ("exports", "windows", "readiness", *(["silver"] if self.ticks else [])):
             for number in (1, 2):
                 command = [sys.executable, "-m", "lockstep.faults.hand", kind]
                 self._child(f"{kind} worker {number}", command, environment, kind)
@@ -199,6 +205,12 @@ class Lab:
             door = self._door(name, str(address.hostname), int(address.port or 0))
             for variable in variables:
                 environment[variable] = _through(self.site.environment[variable], door.port)
+        jobs = self._door("jobs", LOOPBACK, self.jobs_port).port
+        os.environ |= {
+            readiness_lab.VARIABLE: f"http://{LOOPBACK}:{jobs}",
+            "LOCKSTEP_READINESS_ALLOWED_HOSTS": f"{LOOPBACK}:{jobs}",
+        }
+        environment |= {name: os.environ[name] for name in (readiness_lab.VARIABLE, "LOCKSTEP_READINESS_ALLOWED_HOSTS")}
         return environment | {"LOCKSTEP_LOG_LEVEL": "INFO", "PYTHONUNBUFFERED": "1"}
 
     def _door(self, name: str, host: str, port: int) -> ToxicProxy:
@@ -241,8 +253,20 @@ class Lab:
                 self.exports.append(client)
             if self.ticks:
                 self._agents(settings, state, urls["ingest"])
+        self.markers = self._marker_client(settings)
         controls = f"http://{LOOPBACK}:{self.site.ports['vault']}/_control/vaults"
         self.vendors = [Vendor(self.run, controls, vault) for vault in self.stack.settings.vault_ids]
+
+    def _marker_client(self, settings: Any) -> readiness_lab.MarkerClient:
+        """One whose table is behind the door."""
+        from resources.clients import aws_session  # noqa: PLC0415
+
+        door = next(one for one in self.proxies if one.name == "dynamodb")
+        endpoint = _through(self.site.environment["AWS_ENDPOINT_URL_DYNAMODB"], door.port)
+        calls = Config(connect_timeout=2, read_timeout=5, retries={"total_max_attempts": 1})
+        client = aws_session(settings.aws_region).client("dynamodb", endpoint_url=endpoint, config=calls)
+        plane = readiness_lab.plane_of(settings, os.environ[readiness_lab.VARIABLE], client)
+        return readiness_lab.MarkerClient(self.run, readiness_lab.control_of(plane))
 
     def _agents(self, settings: Any, state: Any, url: str) -> None:
         from lockstep.ticks.agent.client import IngestClient  # noqa: PLC0415
@@ -263,7 +287,9 @@ class Lab:
         self.say(f"seed {self.seed}: clients write and faults happen for {seconds:.0f} s")
         bodies: list[Callable[[], None]] = [one.work for one in self.exports]
         bodies += [one.work for one in self.vendors]
-        bodies += [*(one.work for one in self.agents), self.nemesis.work]
+        bodies += [one.work for one in self.agents]
+        bodies += [self.markers.work] if self.markers is not None else []
+        bodies.append(self.nemesis.work)
         for body in bodies:
             thread = threading.Thread(target=body, daemon=True)
             thread.start()
@@ -278,6 +304,7 @@ class Lab:
         for thread in self.threads:
             thread.join(timeout=max(0.0, began + CALM_SECONDS - time.monotonic()))
         self.nemesis.calm()
+        self.jobs.calm = True
         self.stack.up(self.part_names)
         self.say("faults have stopped; waiting until everything is terminal")
         while (left := self._left()) and time.monotonic() - began < CALM_SECONDS:
@@ -304,9 +331,10 @@ class Lab:
             windows = sum(
                 len(self._chain(vault)) - len(self._applied(vault)) for vault in self.stack.settings.vault_ids
             )
-        except (psycopg.Error, httpx.HTTPError, LockstepError) as error:
+            executions = self._ledger().left()
+        except (psycopg.Error, httpx.HTTPError, LockstepError, BotoCoreError, ClientError) as error:
             return f"unknown: {error}"
-        found = {"jobs": jobs, "windows": windows, "projects behind": behind}
+        found = {"jobs": jobs, "windows": windows, "projects behind": behind, "executions and markers": executions}
         return ", ".join(f"{count} {name}" for name, count in found.items() if count)
 
     def _look_after(self) -> None:
@@ -342,6 +370,8 @@ class Lab:
         deeds: dict[str, Callable[[random.Random], bool]] = {
             "operator cancels a job": lambda chance: self._meddle(chance, "cancel"),
             "operator retries a job": lambda chance: self._meddle(chance, "retry"),
+            "operator cancels an execution": lambda chance: self.markers is not None and self.markers.cancel(chance),
+            "operator reruns an execution": lambda chance: self.markers is not None and self.markers.rerun(chance),
             "part restarted": self._restart,
         }
         if self.ticks:
@@ -382,9 +412,21 @@ class Lab:
         found.add(self._exports_stores())
         for vault in self.stack.settings.vault_ids:
             found.add(self._windows_stores(vault))
+        found.add(self._readiness_stores())
         if self.ticks:
             found.add(self._ticks_stores())
         return found
+
+    def _readiness_stores(self) -> Stores:
+        ledger = self._ledger()
+        self.units |= {"executions": len(list(ledger.executions())), "job starts": len(self.jobs.starts)}
+        return ledger.stores(self.jobs.starts, self.jobs.outcome, None)
+
+    def _ledger(self) -> Ledger:
+        from resources.clients import aws_client  # noqa: PLC0415
+
+        client = aws_client("dynamodb", region=load_settings().aws_region)
+        return readiness_lab.ledger(client, os.environ[readiness_lab.VARIABLE])
 
     def _exports_stores(self) -> Stores:
         from lockstep.exports.model import JobStatus  # noqa: PLC0415

@@ -52,10 +52,10 @@ class Ledger:
         own = (event for event in events if event["pipelineId"] in self._plans)
         return [event["details"]["alertId"] for event in own if event["kind"] == "ALERT"]
 
-    def is_settled(self) -> bool:
-        """Whether every execution has ended and every marker was heard."""
-        heard = not any(item["PK"]["S"].removeprefix("MARKER#") in self._plans for item in self._items)
-        return heard and not any(state.is_open for state in self.executions())
+    def left(self) -> int:
+        """How many executions have not ended, and markers were not heard."""
+        markers = sum(item["PK"]["S"].removeprefix("MARKER#") in self._plans for item in self._items)
+        return markers + sum(state.is_open for state in self.executions())
 
     def stores(self, starts: Iterable[str], outcome: Callable[[str], str], told: Collection[str] | None) -> Stores:
         """All of it.

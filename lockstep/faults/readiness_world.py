@@ -103,6 +103,7 @@ class MemoryJobs:
     ledger: Any
     """Asked which run an execution is in, by nobody's hand: a look from above, not a step."""
     refusals: float = 0.25
+    lengths: tuple[int, ...] = (1, 30, 300, 900)
     jobs: dict[str, _Running] = field(default_factory=dict)
     starts: list[str] = field(default_factory=list)
     overlaps: Counter[Key] = field(default_factory=Counter)
@@ -116,7 +117,7 @@ class MemoryJobs:
             late = self.ledger(job.key) != job.token
             others = [one for one in self.jobs.values() if one.key == job.key and not one.late and self._is_alive(one)]
             self.overlaps[job.key] += bool(others) and not late
-            ends_at = self.world.time.monotonic() + chance.choice((1, 30, 300, 900))
+            ends_at = self.world.time.monotonic() + chance.choice(self.lengths)
             outcome = chance.choice((PollOutcome.SUCCEEDED,) * 3 + (PollOutcome.FAILED,))
             category = chance.choice((Category.TRANSIENT, Category.TRANSIENT, Category.PERMANENT))
             self.jobs[job.token] = _Running(job.key, late, ends_at, outcome, category)
@@ -135,6 +136,12 @@ class MemoryJobs:
         if self._is_alive(one):
             one.outcome, one.ends_at = PollOutcome.CANCELLED, self.world.time.monotonic()
         return True
+
+    def calm_down(self) -> None:
+        """Take every job, and let none take long."""
+        self.refusals, self.lengths = 0.0, (1, 30)
+        for one in self.jobs.values():
+            one.ends_at = min(one.ends_at, self.world.time.monotonic() + 300)
 
     def ended(self) -> dict[str, bool]:
         """Whether they went well, of those that have ended by themselves."""
@@ -289,15 +296,16 @@ class ReadinessWorld:
         self.reading["rows"] += chance.choice((0, 0, 10))
 
     def calm_down(self) -> None:
-        """Inputs are there, and stay; nobody refuses anything."""
-        self.is_calm, self.jobs.refusals, self.reading["lagSeconds"] = True, 0.0, _READY
+        """Inputs are there, and stay; nobody refuses anything, and jobs end soon."""
+        self.is_calm, self.reading["lagSeconds"] = True, _READY
+        self.jobs.calm_down()
 
     # --- what is left ---------------------------------------------------------------------------------------------
 
     def is_settled(self) -> bool:
         """Whether every execution has ended, every marker was heard, and every alert told."""
         ledger = self._ledger()
-        return ledger.is_settled() and not self.stream and set(ledger.alerts()) <= self.pager.told
+        return not ledger.left() and not self.stream and set(ledger.alerts()) <= self.pager.told
 
     def stores(self) -> Stores:
         """What is there in the end, as the checker reads it."""

@@ -151,7 +151,7 @@ def _readiness(world: World, history: History, plan: RandomPlan) -> _Settling:
         this.change_input()
     plan.active = False
     this.calm_down()
-    _recover(world, this, [("driver", this.drive), ("watchdog", this.watch)], rounds=CALM_MINUTES, seconds=60)
+    _recover(world, this, [("driver", this.drive), ("watchdog", this.watch)], rounds=CALM_MINUTES // 2, seconds=120)
     _round(world, 99, [("reader", this.look)])
     return this
 

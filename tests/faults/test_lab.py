@@ -40,4 +40,6 @@ def test_a_minute_of_faults_breaks_no_promise_and_leaves_nothing_behind(tmp_path
     assert found["fault_count"] >= 10
     assert found["operations"]["write"]["ok"] >= 10
     assert found["units"]["windows"] >= 5
+    assert found["units"]["executions"] >= 5
+    assert found["units"]["job starts"] >= 3
     assert not (tmp_path / "home" / "faults-7").exists()
