@@ -6,15 +6,24 @@ Silent failure guarded: a place that starts nothing, or forgets a start, would m
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx
 import pytest
 
-from lockstep.faults.readiness_lab import JobPlace, plans
+from lockstep.faults.checker import Promise, check
+from lockstep.faults.clients import Run
+from lockstep.faults.history import History
+from lockstep.faults.parts import MemoryDynamo
+from lockstep.faults.readiness_lab import TABLE, JobPlace, MarkerClient, control_of, plane_of, plans
+from lockstep.faults.readiness_ledger import Ledger, unit_of
+from lockstep.kernel.clock import FakeClock
+from lockstep.kernel.settings import load_settings
 from lockstep.readiness.model import Key, PollOutcome, Started, StartFailed
 from lockstep.readiness.triggers.base import Job
 from lockstep.readiness.triggers.web import AirflowTrigger
-from tests.unit.readiness.builders import DAY
+from lockstep.readiness.worker import Driver, Limits
+from tests.unit.readiness.builders import DAY, NOW
 
 
 @pytest.fixture
@@ -56,3 +65,27 @@ def test_while_faults_happen_some_starts_are_refused_and_do_nothing(place: tuple
 
 def test_the_mart_of_the_lab_follows_its_load():
     assert plans("http://127.0.0.1:1")["lab-load"].downstream == ("lab-mart",)
+
+
+def test_a_marked_date_runs_its_load_and_its_mart_once_and_the_ledger_says_so():
+    """The lab's pipelines end to end, with the project's own plane, on a table in memory."""
+    dynamo = MemoryDynamo({TABLE: ("PK", "SK")}, indexes={"GSI1": "GSI1SK"})
+    jobs = JobPlace(seed=1, calm=True)
+    with jobs.serving() as port:
+        url = f"http://127.0.0.1:{port}"
+        settings = load_settings(readiness_allowed_hosts=f"127.0.0.1:{port}")
+        plane = replace(plane_of(settings, url, dynamo), clock=(clock := FakeClock(NOW)))
+        client, driver = MarkerClient(Run(History(), 1), control_of(plane)), Driver(plane, Limits(threads=1))
+        client.mark(key := Key("lab-load", DAY), "external")
+        for _ in range(12):
+            driver.tick(driver.sweep(0, 10)[0])
+            clock.advance(3)
+            for job in jobs.jobs.values():
+                job.ends_at = 0.0
+    ledger = Ledger(dynamo.tables[TABLE].values(), plans(url))
+    assert (len(jobs.starts), ledger.left()) == (2, 0)
+    stores = ledger.stores(jobs.starts, jobs.outcome, None)
+    assert check(client.run.history, stores) == []
+    assert {unit_of(key), unit_of(key._replace(pipeline="lab-mart"))} <= {one.unit for one in stores.units}
+    stores = ledger.stores([*jobs.starts, jobs.starts[0], "stray"], jobs.outcome, ())
+    assert {one.promise for one in check(client.run.history, stores)} == {Promise.ONCE, Promise.LIMITS}
