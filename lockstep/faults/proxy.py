@@ -12,6 +12,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
@@ -68,7 +69,8 @@ class Door(Generic[Fate]):
         task = asyncio.current_task()
         self._serving.add(task)  # the loop itself refers to tasks only weakly
         try:
-            await self._connect(client, back)
+            with suppress(asyncio.CancelledError):  # the doors close: asyncio would tell it as an error of ours
+                await self._connect(client, back)
         finally:
             self._serving.discard(task)
 

@@ -42,8 +42,8 @@ from lockstep.readiness.model import (
 from lockstep.readiness.plane import Plane
 from lockstep.readiness.worker import Driver, Limits
 
-VARIABLE = "LOCKSTEP_LAB_JOBS"
-"""Where drivers find the place of the jobs."""
+VARIABLE = "FAULT_LAB_JOBS"
+"""Where drivers find the place of the jobs; no setting, so not LOCKSTEP_…"""
 TABLE = "readiness"
 _FIRST_DAY = date(2025, 1, 1)
 _SECONDS = timedelta(seconds=2)

@@ -118,3 +118,13 @@ def test_a_cut_that_no_piece_reaches_is_no_fault(proxy: ToxicProxy):
     proxy.dose = Dose(Toxic.CUT, 1000)
     assert _ask(proxy) == b"answer to hello\n"
     assert not proxy.struck
+
+
+def test_doors_that_close_on_an_open_connection_say_nothing(echo: _Echo, caplog: pytest.LogCaptureFixture):
+    with ProxyLoop() as loop:
+        door = loop.open("echo", *echo.server_address)
+        connection = socket.create_connection(("127.0.0.1", door.port))
+        connection.sendall(b"hello\n")
+        assert connection.recv(100)
+    connection.close()
+    assert caplog.records == []
