@@ -177,7 +177,7 @@ def watch(state: Execution, now: datetime) -> Step:
 
 
 def _tick(state: Execution, _: Tick, now: datetime, out: Effects) -> Execution:
-    if not state.status.is_terminal:
+    if not state.status.is_terminal and _waits_long(state, now + CLOCK_TOLERANCE):
         state = _in_our_time(state, now, out)
     status = state.status
     if status is _PENDING:
@@ -191,6 +191,16 @@ def _tick(state: Execution, _: Tick, now: datetime, out: Effects) -> Execution:
     if state.outbox:
         out.append(DeliverAlerts(state.outbox))
     return state
+
+
+def _waits_long(state: Execution, soon: datetime) -> bool:
+    """Few do, so that only they are looked at closely."""
+    return (
+        state.started_at > soon
+        or (state.next_at is not None and state.next_at > soon)
+        or (state.lease_until is not None and state.lease_until > soon)
+        or (state.monitor_until is not None and state.monitor_until > soon)
+    )
 
 
 def _in_our_time(state: Execution, now: datetime, out: Effects) -> Execution:
