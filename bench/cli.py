@@ -48,7 +48,7 @@ def bench(
             if json_file:
                 json_file.write_text(json.dumps(results, indent=2))
     if page and results:
-        from bench.performance import write  # noqa: PLC0415  # only this needs the plotting library
+        from bench.performance import write  # only this needs the plotting library
 
         for made in write(page, results):
             console.print(f"  wrote {made}", highlight=False)

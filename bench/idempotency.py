@@ -232,7 +232,7 @@ def _measure(result: Result, name: str, pair: Pair, samples: int) -> None:
 
 @contextmanager
 def _place() -> Iterator[Place]:
-    from pyspark.sql import SparkSession  # noqa: PLC0415  # heavy; only when a benchmark runs
+    from pyspark.sql import SparkSession  # heavy; only when a benchmark runs
 
     name = f"bench_{secrets.token_hex(4)}"
     state = os.environ["LOCKSTEP_POSTGRES_DSN"]

@@ -98,7 +98,7 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _draw(part: str, result: dict[str, Any], folder: Path) -> Iterator[Path]:
-    from matplotlib.figure import Figure  # noqa: PLC0415  # heavy; without pyplot no display is asked for
+    from matplotlib.figure import Figure  # heavy; without pyplot no display is asked for
 
     shares = {name: share for name in result["ratios"] if (share := share_of_target(name, result)) is not None}
     if shares:

@@ -110,7 +110,7 @@ def median(samples: list[float]) -> float:
 @contextmanager
 def peak_memory_mb(pid: int | None = None) -> Iterator[Callable[[], float]]:
     """Resident memory at its highest while the block ran, of a process and its children."""
-    import threading  # noqa: PLC0415
+    import threading
 
     process, stop, peak = psutil.Process(pid), threading.Event(), 0.0
 

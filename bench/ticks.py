@@ -54,8 +54,8 @@ _LOOPBACK = "127.0.0.1"
 
 def run(context: Context) -> Result:
     """Everything, on the stack of the benchmarks."""
-    from stack.environment import adopt  # noqa: PLC0415
-    from stack.lifecycle import Stack  # noqa: PLC0415
+    from stack.environment import adopt
+    from stack.lifecycle import Stack
 
     Stack(load_settings()).up(["postgres", "s3", "sqs", "dynamodb", "spark"])
     adopt(load_settings())
@@ -144,7 +144,7 @@ class _Bench:
 
     def _original(self, result: Result) -> dict[int, list[float]]:
         """The original design: append to the project's DuckDB file, zip all of it, put it on S3."""
-        import duckdb  # noqa: PLC0415  # only this baseline needs it
+        import duckdb  # only this baseline needs it
 
         found: dict[int, list[float]] = {}
         with tempfile.TemporaryDirectory() as folder:
@@ -179,8 +179,8 @@ class _Bench:
 
     def _delta_rs(self) -> list[float]:
         """A bare append by delta-rs to the same S3: no checks, no lane, no message. The floor of a Delta commit."""
-        import deltalake  # noqa: PLC0415
-        import pyarrow.parquet as pq  # noqa: PLC0415
+        import deltalake
+        import pyarrow.parquet as pq
 
         options = {
             "AWS_ENDPOINT_URL": os.environ.get("AWS_ENDPOINT_URL_S3", ""),
@@ -348,8 +348,8 @@ def _await(address: str) -> None:
 
 def _parquet(rows: int) -> bytes:
     """Rows that do not compress away, about a hundred bytes each."""
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     noise = os.urandom(rows * _TEXT // 2).hex()
     names = [noise[number * _TEXT : (number + 1) * _TEXT] for number in range(rows)]

@@ -16,8 +16,8 @@ from typing import Any
 
 def main() -> None:
     """Load every window of the order, the first one twice: once to warm up."""
-    import boto3  # noqa: PLC0415
-    import dlt  # noqa: PLC0415
+    import boto3
+    import dlt
 
     order = json.load(sys.stdin)
     os.environ["DATA_WRITER__DISABLE_COMPRESSION"] = "true"
@@ -38,8 +38,8 @@ def main() -> None:
 
 
 def _load(pipeline: Any, s3: Any, bucket: str, window: dict[str, str]) -> None:
-    import dlt  # noqa: PLC0415
-    from pyarrow import csv  # noqa: PLC0415
+    import dlt
+    from pyarrow import csv
 
     def rows(key: str) -> Iterator[Any]:
         yield csv.read_csv(s3.get_object(Bucket=bucket, Key=key)["Body"])

@@ -49,8 +49,8 @@ class Platform:
     @classmethod
     def start(cls, parts: list[str]) -> Platform:
         """Start what is not running."""
-        from stack.environment import adopt  # noqa: PLC0415  # keeps `import bench` free of the stack
-        from stack.lifecycle import Stack  # noqa: PLC0415
+        from stack.environment import adopt  # keeps `import bench` free of the stack
+        from stack.lifecycle import Stack
 
         stack = Stack(load_settings())
         stack.up(parts)

@@ -27,7 +27,7 @@ def set_pool_limits(instance: dg.DagsterInstance, definitions: dg.Definitions | 
     limit of 0 is kept: it is how an operator pauses a lane, and a restart must not open it again.
     """
     if definitions is None:
-        from platform_assets.definitions import defs as definitions  # noqa: PLC0415  # definitions import jobs
+        from platform_assets.definitions import defs as definitions  # definitions import jobs
 
     storage = instance.event_log_storage
     explicit = {pool.name: pool.limit for pool in storage.get_pool_limits() if not pool.from_default}

@@ -24,7 +24,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the program; an expected failure becomes a sentence, never a traceback."""
     try:
-        from stack import cli as stack_cli  # noqa: PLC0415  keeps `import lockstep` free of the stack
+        from stack import cli as stack_cli
 
         stack_cli.register(app)
         _register_rooms(sys.argv[1] if len(sys.argv) > 1 else "")

@@ -45,7 +45,7 @@ def build_windows(settings: Settings, dsn: str, state_dsn: str) -> WindowsResour
     """The window pipeline on the warehouse of this deployment."""
     if settings.warehouse_dialect != "redshift":
         return WindowsResource(dsn=dsn, region_name=settings.aws_region)
-    from resources.redshift import RedshiftWindowsResource  # noqa: PLC0415  # imports the driver of dagster-aws
+    from resources.redshift import RedshiftWindowsResource  # imports the driver of dagster-aws
 
     return RedshiftWindowsResource(
         dsn=dsn, region_name=settings.aws_region, state_dsn=state_dsn, iam_role=settings.warehouse_iam_role

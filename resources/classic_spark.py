@@ -41,7 +41,7 @@ def prepare_java() -> None:
 
 def classic_config() -> dict[str, Any]:
     """Spark settings for a session in this process."""
-    from stack.jars import spark_classpath  # noqa: PLC0415  # only this mode needs the archives
+    from stack.jars import spark_classpath  # only this mode needs the archives
 
     # The endpoint that boto3 chose is the endpoint for s3a: one decision, taken in one place.
     endpoint = str(boto3.session.Session().client("s3").meta.endpoint_url)

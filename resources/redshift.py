@@ -60,9 +60,9 @@ def open_connection(dsn: str) -> Any:
 
 def _connected(arguments: dict[str, Any]) -> Any:
     try:
-        import redshift_connector  # noqa: PLC0415  # an extra of this package
+        import redshift_connector  # an extra of this package
     except ImportError:
-        import psycopg2  # noqa: PLC0415
+        import psycopg2
 
         return psycopg2.connect(**arguments)
     redshift_connector.paramstyle = "pyformat"

@@ -52,7 +52,7 @@ class SparkResource(dg.ConfigurableResource):
         return session
 
     def _open(self) -> LazyPySparkResource:
-        from dagster_pyspark import LazyPySparkResource  # noqa: PLC0415  # imports pyspark
+        from dagster_pyspark import LazyPySparkResource  # imports pyspark
 
         self._opened_here = not _session_exists()
         lazy = LazyPySparkResource(spark_config=self._complete_config())
@@ -67,8 +67,8 @@ class SparkResource(dg.ConfigurableResource):
 
 
 def _session_exists() -> bool:
-    from pyspark.errors import PySparkException  # noqa: PLC0415
-    from pyspark.sql import SparkSession  # noqa: PLC0415
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
 
     try:
         return SparkSession.getActiveSession() is not None

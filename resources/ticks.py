@@ -66,7 +66,7 @@ class WarmSpark:
 
     def doubt(self, error: BaseException) -> None:
         """Drop the session if the error says that its server no longer knows it."""
-        from pyspark.errors.exceptions.connect import SparkConnectGrpcException  # noqa: PLC0415
+        from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
         condition = getattr(error, "getCondition", lambda: None)() or ""
         if str(condition).startswith("INVALID_HANDLE") or type(error) is SparkConnectGrpcException:
@@ -84,8 +84,8 @@ class WarmSpark:
         if self._remote is None:
             raise InvalidInput("LOCKSTEP_SPARK_REMOTE is not set.", next_step="start the stack, or set the address.")
         _knock(self._remote)
-        from pyspark.sql import SparkSession  # noqa: PLC0415  # only processes that commit ticks pay for it
-        from pyspark.sql.connect.client.retries import DefaultPolicy  # noqa: PLC0415
+        from pyspark.sql import SparkSession  # only processes that commit ticks pay for it
+        from pyspark.sql.connect.client.retries import DefaultPolicy
 
         session: SparkSession = SparkSession.builder.remote(self._remote).create()
         session.client.set_retry_policies([DefaultPolicy(max_retries=_SPARK_RETRIES, max_backoff=_SPARK_BACKOFF_MS)])

@@ -34,7 +34,7 @@ _log = get_logger(__name__)
 
 def raise_alert(window: Window, fence: int, error: LockstepError) -> None:
     """Send a failed window to the platform's alert sinks. The plane is built only when something failed."""
-    from resources.readiness_plane import alert_door  # noqa: PLC0415  # a worker that fails nothing needs none
+    from resources.readiness_plane import alert_door  # a worker that fails nothing needs none
 
     alert_door(load_settings()).raise_alert(window_failed(window, fence, error, SystemClock().now()))
 

@@ -53,7 +53,7 @@ def spark_check(remote: str | None) -> Check:
     session: Any = None
 
     def check() -> None:
-        from pyspark.sql import SparkSession  # noqa: PLC0415  # only services that use Spark pay for it
+        from pyspark.sql import SparkSession  # only services that use Spark pay for it
 
         nonlocal session
         if session is None or session.is_stopped:

@@ -20,7 +20,7 @@ def api(
     into: Annotated[Path | None, typer.Option("--into", help="Folder; absent: docs/api of the project.")] = None,
 ) -> None:
     """Write the API reference of every service from its OpenAPI document."""
-    from services import reference  # noqa: PLC0415  # builds every service
+    from services import reference  # builds every service
 
     for written in reference.write(into or reference.FOLDER):
         print(written)

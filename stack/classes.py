@@ -51,8 +51,8 @@ def build() -> int:
 
 def record() -> None:
     """Note which classes each part loads when it starts and a Delta table is written and merged; for `lock-jars`."""
-    from lockstep.kernel.settings import load_settings  # noqa: PLC0415
-    from stack.lifecycle import Stack  # noqa: PLC0415
+    from lockstep.kernel.settings import load_settings
+    from stack.lifecycle import Stack
 
     LISTS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +69,7 @@ def record() -> None:
 
 
 def _exercise(remote: str) -> None:
-    from pyspark.sql import SparkSession  # noqa: PLC0415
+    from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.remote(remote).create()
     table = "s3a://lockstep-lake/classes"

@@ -244,9 +244,9 @@ def demo(
     ] = None,
 ) -> None:
     """Play the whole platform through the real daemon and prove every claim. Exits with 1 if one does not hold."""
-    from stack.demo.browser import find_chromium  # noqa: PLC0415
-    from stack.demo.play import perform  # noqa: PLC0415  # brings the scenes, which no other command needs
-    from stack.demo.stage import SMALL  # noqa: PLC0415
+    from stack.demo.browser import find_chromium
+    from stack.demo.play import perform  # brings the scenes, which no other command needs
+    from stack.demo.stage import SMALL
 
     if screenshots is not None:
         find_chromium()  # before a minute is spent
@@ -275,7 +275,7 @@ def provision(
     part: Annotated[str, typer.Argument(help="postgres, s3, sqs, dynamodb or dagster-code.")],
 ) -> None:
     """Create databases, tables, queues and buckets inside a part, also an external one. Safe to repeat."""
-    from stack.provision import provision as create  # noqa: PLC0415
+    from stack.provision import provision as create
 
     stack = Stack(user_settings())
     stack.log_file(part)  # refuses an unknown name
@@ -312,7 +312,7 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
 ) -> None:
     """Run one service alone, for containers and replicas."""
-    from services.run import serve as run_service  # noqa: PLC0415
+    from services.run import serve as run_service
 
     adopt(user_settings())
     run_service(service, host, port)

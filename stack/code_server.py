@@ -17,7 +17,7 @@ PRELOADED = ["platform_assets.definitions", "pyspark.sql.connect.session", "pyar
 
 def fork_runs() -> None:
     """Let every server of this process start its runs by fork. The contexts have the same interface."""
-    from dagster._grpc.server import DagsterApiServer  # noqa: PLC0415  # heavy, and only a server needs it
+    from dagster._grpc.server import DagsterApiServer  # heavy, and only a server needs it
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -33,7 +33,7 @@ def fork_runs() -> None:
 
 def main() -> None:
     """`python -m stack.code_server api grpc …` is `dagster api grpc …`."""
-    from dagster._cli import main as dagster  # noqa: PLC0415
+    from dagster._cli import main as dagster
 
     fork_runs()
     sys.argv[0] = "dagster"

@@ -124,7 +124,7 @@ def main() -> None:
     except LockstepError as error:
         sys.exit(str(error))
     threading.Thread(target=lock.keep, name="daemon-lock", daemon=True).start()
-    from dagster._daemon.cli import main as dagster_daemon  # noqa: PLC0415  # what the program dagster-daemon calls
+    from dagster._daemon.cli import main as dagster_daemon  # what the program dagster-daemon calls
 
     sys.argv[0] = "dagster-daemon"
     dagster_daemon()

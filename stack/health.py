@@ -44,8 +44,8 @@ def _port_is_open(port: int) -> bool:
 
 def aws_client(service: str, site: Site) -> Any:
     """A boto3 client with short timeouts that speaks to this stack."""
-    import boto3  # noqa: PLC0415
-    from botocore.config import Config  # noqa: PLC0415
+    import boto3
+    from botocore.config import Config
 
     variable = f"AWS_ENDPOINT_URL_{service.upper().replace('STREAMS', '_STREAMS')}"
     quick = Config(connect_timeout=2, read_timeout=10, retries={"max_attempts": 1})
@@ -58,7 +58,7 @@ def aws_client(service: str, site: Site) -> Any:
 
 
 def _postgres(site: Site) -> str | None:
-    import psycopg  # noqa: PLC0415
+    import psycopg
 
     with psycopg.connect(site.environment["LOCKSTEP_POSTGRES_DSN"], dbname="postgres", connect_timeout=3) as connection:
         connection.execute("SELECT 1")
@@ -85,7 +85,7 @@ def _s3(site: Site) -> str | None:
 
 def _spark(site: Site) -> str | None:
     """Run a query: the port opens seconds before the server can, and stays open when its executors are dead."""
-    from pyspark.sql.connect.proto import base_pb2, base_pb2_grpc  # noqa: PLC0415
+    from pyspark.sql.connect.proto import base_pb2, base_pb2_grpc
 
     if site.settings.spark_mode == "classic":
         return None  # there is no server: each run starts a session of its own
@@ -116,25 +116,25 @@ def _spark_worker(number: int) -> Probe:
 
 
 def _cluster(site: Site) -> Any:
-    import httpx  # noqa: PLC0415
+    import httpx
 
     answer = httpx.get(f"http://{LOOPBACK}:{site.ports['spark_master_ui']}/json/", timeout=5)
     return answer.raise_for_status().json()
 
 
 def _spark_channel(site: Site) -> Any:
-    import grpc  # noqa: PLC0415
+    import grpc
 
     if not site.settings.external("spark"):
         return grpc.insecure_channel(f"{LOOPBACK}:{site.ports['spark']}")
-    from pyspark.sql.connect.client import DefaultChannelBuilder  # noqa: PLC0415  # knows tokens and TLS
+    from pyspark.sql.connect.client import DefaultChannelBuilder  # knows tokens and TLS
 
     return DefaultChannelBuilder(site.environment["LOCKSTEP_SPARK_REMOTE"]).toChannel()
 
 
 def _dagster_code(site: Site) -> str | None:
-    import grpc  # noqa: PLC0415
-    from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     with grpc.insecure_channel(f"{LOOPBACK}:{site.ports['dagster_code']}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -148,7 +148,7 @@ def _dagster(site: Site) -> str | None:
 
 def daemon_beats(site: Site, since: datetime | None = None) -> dict[str, datetime]:
     """The newest heartbeat of each Dagster daemon, by the id that a daemon gives itself when it starts."""
-    import psycopg  # noqa: PLC0415
+    import psycopg
 
     with psycopg.connect(site.environment["LOCKSTEP_POSTGRES_DSN"], dbname="dagster", connect_timeout=3) as connection:
         rows = connection.execute("SELECT daemon_id, max(timestamp) FROM daemon_heartbeats GROUP BY 1").fetchall()
@@ -173,7 +173,7 @@ def _service(name: str) -> Probe:
 
 
 def _http(url: str) -> str | None:
-    import httpx  # noqa: PLC0415
+    import httpx
 
     answer = httpx.get(url, timeout=5)
     return None if answer.status_code == 200 else f"HTTP {answer.status_code}: {answer.text[:150]}"

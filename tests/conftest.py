@@ -46,6 +46,7 @@ os.environ["LOCKSTEP_POSTGRES_OPTIONS"] = "fsync=off full_page_writes=off"
 # would be most of the work. The demo, the benchmarks and the cluster's tests run with Spark's own settings.
 if not CLUSTERED:
     os.environ["LOCKSTEP_SPARK_OPTIONS"] = (
+        "spark.sql.shuffle.partitions=1 spark.databricks.delta.writeChecksumFile.enabled=false "
         "spark.sql.codegen.wholeStage=false spark.sql.codegen.factoryMode=NO_CODEGEN spark.sql.adaptive.enabled=false"
     )
 # A test run is over before Java's second compiler has paid for itself: it would take a third of Spark's processor time.

@@ -48,7 +48,7 @@ JobArgument = Annotated[str, typer.Argument(help="A job id, such as J20260102_00
 @app.callback()
 def find_stack() -> None:
     """Export jobs: submit, watch, fetch, verify, look after."""
-    from stack.environment import adopt, forget_own  # noqa: PLC0415  # `import lockstep` stays free of the stack
+    from stack.environment import adopt, forget_own  # `import lockstep` stays free of the stack
 
     forget_own()
     adopt(load_settings())  # whatever the user did not set comes from the stack that runs here
@@ -111,7 +111,7 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Submit a job; with --wait, exit with 1 unless it completes."""
-    from resources.exports import export_limits  # noqa: PLC0415
+    from resources.exports import export_limits
 
     body = _read(file)
     with _jobs() as (settings, state, jobs):
@@ -197,7 +197,7 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Remove objects that no record knows, the parts of uploads whose worker died, and old idempotency keys."""
-    from resources.exports import export_place  # noqa: PLC0415
+    from resources.exports import export_place
 
     limit = datetime.now(UTC) - timedelta(hours=older_than_hours)
     with _jobs() as (settings, state, jobs):
@@ -234,7 +234,7 @@ def work(
 
 def _work_process() -> None:
     """One process of the fleet."""
-    import signal  # noqa: PLC0415
+    import signal
 
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -245,7 +245,7 @@ def _work_process() -> None:
 
 
 def _work_once(settings: Settings, *, stop: threading.Event | None = None, until_idle: bool = True) -> Tally:
-    from resources.exports import export_limits, open_worker, state_pool  # noqa: PLC0415
+    from resources.exports import export_limits, open_worker, state_pool
 
     with state_pool(settings, application_name="lockstep-export-loop", max_size=2) as state, open_worker() as worker:
         claims = ClaimStore(state, owner="loop", limits=export_limits(settings))
@@ -351,7 +351,7 @@ def _read(file: Path) -> object:
 
 
 def _objects(settings: Settings) -> ObjectStore:
-    from resources.exports import export_objects  # noqa: PLC0415
+    from resources.exports import export_objects
 
     objects: ObjectStore = export_objects(settings)
     return objects
@@ -359,7 +359,7 @@ def _objects(settings: Settings) -> ObjectStore:
 
 @contextmanager
 def _state() -> Iterator[tuple[Settings, Pool]]:
-    from resources.exports import state_pool  # noqa: PLC0415  # only resources/ opens connections
+    from resources.exports import state_pool  # only resources/ opens connections
 
     settings = load_settings()
     with state_pool(settings, application_name="lockstep-exports-cli") as state:
@@ -368,7 +368,7 @@ def _state() -> Iterator[tuple[Settings, Pool]]:
 
 @contextmanager
 def _jobs() -> Iterator[tuple[Settings, Pool, JobStore]]:
-    from resources.exports import export_limits, export_place  # noqa: PLC0415
+    from resources.exports import export_limits, export_place
 
     with _state() as (settings, state):
         yield settings, state, JobStore(state, place=export_place(settings), limits=export_limits(settings))

@@ -141,8 +141,8 @@ class _Parquet:
     _BLOCK = 8 << 20
 
     def __init__(self, columns: Sequence[Column]) -> None:
-        import pyarrow as pa  # noqa: PLC0415  # only this format pays for it
-        from pyarrow import parquet  # noqa: PLC0415
+        import pyarrow as pa  # only this format pays for it
+        from pyarrow import parquet
 
         self._schema = pa.schema([pa.field(column.name, _arrow_type(column.type)) for column in columns])
         self._out = _Collected()
@@ -163,8 +163,8 @@ class _Parquet:
 
     def _write(self) -> bytes:
         # COPY sends whole rows, so a block ends where a row ends, also when a value has line ends in it.
-        import pyarrow as pa  # noqa: PLC0415
-        from pyarrow import csv  # noqa: PLC0415
+        import pyarrow as pa
+        from pyarrow import csv
 
         block = b"".join(self._rest)
         self._rest, self._size = [], 0
@@ -228,7 +228,7 @@ class _Collected:
 
 
 def _arrow_type(name: str) -> Any:
-    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow as pa
 
     plain = {
         "smallint": pa.int16(),

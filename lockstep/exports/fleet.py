@@ -125,7 +125,7 @@ def run_on_spark(spark: SparkSession, batch_id: str, *, tasks: int, opener: Open
     """
 
     def partition(batches: Iterator[Any]) -> Iterator[Any]:
-        from lockstep.exports.fleet import work_partition  # noqa: PLC0415  # by name: the module is on the executor
+        from lockstep.exports.fleet import work_partition  # by name: the module is on the executor
 
         yield from work_partition(batches, batch_id, opener.name)
 
@@ -138,7 +138,7 @@ def run_on_spark(spark: SparkSession, batch_id: str, *, tasks: int, opener: Open
 
 def work_partition(batches: Iterator[Any], batch_id: str, opener: str) -> Iterator[Any]:
     """One Spark task: drain the input, work, report one row."""
-    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow as pa
 
     for _ in batches:  # the input only says that there is a task
         pass

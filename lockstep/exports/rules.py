@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import random as random_module
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from ipaddress import ip_address
@@ -29,15 +27,15 @@ from lockstep.exports.model import (
     Place,
     Submission,
 )
+from lockstep.kernel import strict_json
 from lockstep.kernel.errors import InvalidInput
 from lockstep.kernel.retry import RetryPolicy
+from lockstep.kernel.strict_json import printable
 
 MOST_PROBLEMS_LISTED = 1000
 MOST_REFUNDS = 3
 LONGEST_MAX_AGE = 10 * 365 * 24 * 3600
 LONGEST_URL = 2048
-_LONGEST_NAME_SHOWN = 100
-_MOST_NAMES_SHOWN = 10
 
 # A key becomes part of a path: ASCII only, so that no two keys look alike, and it starts with a letter or a digit,
 # so that it is never `.`, `..` or an option of some command.
@@ -91,33 +89,11 @@ class UnreadableBody(InvalidInput):
 
 
 def read_json(raw: bytes | str) -> object:
-    """The value of a JSON text, or `UnreadableBody`. Stricter than the library: one meaning or none.
-
-    A name that stands twice in an object is refused: the library keeps the last one, a proxy may check the first.
-    """
-    repeated: set[str] = set()
-
-    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            repeated.update(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        return found
-
+    """The value of a body, or `UnreadableBody`."""
     try:
-        text = raw if isinstance(raw, str) else raw.decode("utf-8")  # the library would guess UTF-16 and UTF-32
-        value: object = json.loads(text, parse_constant=_no_constant, object_pairs_hook=once)
-    except RecursionError:
-        raise UnreadableBody("the body is refused: it is nested too deeply.") from None
-    except ValueError:
-        raise UnreadableBody("the body is refused: it is not JSON in UTF-8.") from None
-    if repeated:
-        shown = ", ".join(f"'{_printable(name)}'" for name in sorted(repeated)[:_MOST_NAMES_SHOWN])
-        raise UnreadableBody(f"the body is refused: {shown} stands more than once in one object.")
-    return value
-
-
-def _no_constant(name: str) -> object:
-    raise ValueError(name)  # NaN and Infinity are no JSON
+        return strict_json.read(raw)
+    except strict_json.Unreadable as reason:
+        raise UnreadableBody(f"the body is refused: it {reason}.") from None
 
 
 def parse_submission(body: object, limits: Limits) -> Submission:
@@ -271,12 +247,7 @@ def _public_name(host: str) -> bool:
 
 
 def _escape(name: object) -> str:
-    return _printable(str(name)).replace("~", "~0").replace("/", "~1")
-
-
-def _printable(name: str) -> str:
-    """A name that a client made up, short and fit for an answer: half a surrogate pair is no UTF-8."""
-    return name[:_LONGEST_NAME_SHOWN].encode("utf-8", "replace").decode("utf-8")
+    return printable(str(name)).replace("~", "~0").replace("/", "~1")
 
 
 # --- names ----------------------------------------------------------------------------------------------------------

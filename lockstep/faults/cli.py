@@ -53,7 +53,7 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Run one seed of the simulation, all four pipelines, again: print every call, every fault and the verdict."""
-    from lockstep.faults.simulation import simulate  # noqa: PLC0415  # loads the four pipelines
+    from lockstep.faults.simulation import simulate  # loads the four pipelines
 
     with _quiet():
         result = simulate(seed)
@@ -81,7 +81,7 @@ def simulate(
     first: Annotated[int, typer.Option(help="The first one.")] = 0,
 ) -> None:
     """Run many seeds of the simulation (all four pipelines) and name those that break a promise."""
-    from lockstep.faults.simulation import simulate as run  # noqa: PLC0415
+    from lockstep.faults.simulation import simulate as run
 
     total: Counter[str] = Counter()
     calls, broken = 0, []
@@ -113,7 +113,7 @@ def run(
     ticks: Annotated[bool, typer.Option(help="Let agents and silver take part; they need Spark.")] = True,
 ) -> None:
     """Real services and workers on a stack of their own, clients that write, a nemesis, and then the checker."""
-    from lockstep.faults.lab import run_lab  # noqa: PLC0415  # loads the pipelines and the stack
+    from lockstep.faults.lab import run_lab  # loads the pipelines and the stack
 
     report, history = run_lab(
         seed, minutes, home=home, ticks=ticks, say=lambda news: console.print(news, highlight=False)

@@ -226,8 +226,8 @@ def _post(
 
 
 def _parquet(first: int, rows: int) -> bytes:
-    import pyarrow as pa  # noqa: PLC0415  # only a lab with ticks needs it
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow as pa  # only a lab with ticks needs it
+    import pyarrow.parquet as pq
 
     ids = list(range(first, first + rows))
     buffer = io.BytesIO()

@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 def exports(settings: Settings, stop: threading.Event) -> None:
     """Reserve, claim, build, publish, as `lockstep exports work` does."""
-    from lockstep.exports.claims import ClaimStore  # noqa: PLC0415  # each hand loads its own pipeline only
-    from lockstep.exports.fleet import run_loop  # noqa: PLC0415
-    from resources.exports import export_limits, open_worker, state_pool  # noqa: PLC0415
+    from lockstep.exports.claims import ClaimStore  # each hand loads its own pipeline only
+    from lockstep.exports.fleet import run_loop
+    from resources.exports import export_limits, open_worker, state_pool
 
     with (
         open_worker(settings) as worker,
@@ -48,7 +48,7 @@ def exports(settings: Settings, stop: threading.Event) -> None:
 
 def windows(settings: Settings, stop: threading.Event) -> None:
     """Produce and drain every vault, again and again: what the schedule, the sensor and their runs do."""
-    from lockstep.windows.doors import open_source, registered, warehouse  # noqa: PLC0415
+    from lockstep.windows.doors import open_source, registered, warehouse
 
     resource = warehouse(settings)
     while not stop.wait(_PAUSE_SECONDS):
@@ -61,9 +61,9 @@ def windows(settings: Settings, stop: threading.Event) -> None:
 
 def silver(settings: Settings, stop: threading.Event) -> None:
     """Receive, dispatch, apply; sweep now and then: what the tick sensor and its runs do."""
-    from lockstep.ticks.silver.intake import sweep  # noqa: PLC0415
-    from resources.silver import open_silver  # noqa: PLC0415
-    from resources.ticks import WarmSpark  # noqa: PLC0415
+    from lockstep.ticks.silver.intake import sweep
+    from resources.silver import open_silver
+    from resources.ticks import WarmSpark
 
     spark, swept, later = WarmSpark(settings.spark_remote), 0.0, list[str]()
     with open_silver(settings, application_name="lockstep-silver-hand") as parts:
@@ -81,12 +81,12 @@ def silver(settings: Settings, stop: threading.Event) -> None:
 
 def readiness(settings: Settings, stop: threading.Event) -> None:
     """Read the stream, sweep, tick, and look from outside now and then: what the sensor and the service do."""
-    from lockstep.faults.readiness_lab import address, plane_of  # noqa: PLC0415
-    from lockstep.readiness import stream  # noqa: PLC0415
-    from lockstep.readiness.watchdog import Watchdog  # noqa: PLC0415
-    from lockstep.readiness.worker import Driver, Limits  # noqa: PLC0415
-    from resources.clients import aws_client  # noqa: PLC0415
-    from resources.readiness import SHORT_CALLS, TABLE  # noqa: PLC0415
+    from lockstep.faults.readiness_lab import address, plane_of
+    from lockstep.readiness import stream
+    from lockstep.readiness.watchdog import Watchdog
+    from lockstep.readiness.worker import Driver, Limits
+    from resources.clients import aws_client
+    from resources.readiness import SHORT_CALLS, TABLE
 
     plane, watched = plane_of(settings, address()), time.monotonic()
     driver = Driver(plane, Limits(seconds=15.0, threads=4))

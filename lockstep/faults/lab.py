@@ -130,7 +130,7 @@ def run_lab(seed: int, minutes: float, *, home: Path | None, ticks: bool, say: S
 @contextmanager
 def _place(home: Path | None, seed: int, say: Say, *, ticks: bool) -> Iterator[Any]:
     """A stack of the lab's own; yields it, running. A home that was not given is removed."""
-    from stack.lifecycle import Stack  # noqa: PLC0415  # `import lockstep` stays free of the stack
+    from stack.lifecycle import Stack  # `import lockstep` stays free of the stack
 
     for name in [one for one in os.environ if one.startswith(("LOCKSTEP_", "AWS_", "PG")) and one != "LOCKSTEP_HOME"]:
         del os.environ[name]  # addresses of another stack would make its parts external here
@@ -240,8 +240,8 @@ class Lab:
         raise Transient(f"{name} did not become ready.", unit="fault lab", next_step="see its log in the lab's home.")
 
     def _clients(self, urls: Mapping[str, str]) -> None:
-        from lockstep.exports.clients import ClientStore  # noqa: PLC0415  # opened only where a lab runs
-        from resources.exports import state_pool  # noqa: PLC0415
+        from lockstep.exports.clients import ClientStore  # opened only where a lab runs
+        from resources.exports import state_pool
 
         settings = load_settings()
         recent = datetime.now(UTC).date()
@@ -259,7 +259,7 @@ class Lab:
 
     def _marker_client(self, settings: Any) -> readiness_lab.MarkerClient:
         """One whose table is behind the door."""
-        from resources.clients import aws_session  # noqa: PLC0415
+        from resources.clients import aws_session
 
         door = next(one for one in self.proxies if one.name == "dynamodb")
         endpoint = _through(self.site.environment["AWS_ENDPOINT_URL_DYNAMODB"], door.port)
@@ -269,8 +269,8 @@ class Lab:
         return readiness_lab.MarkerClient(self.run, readiness_lab.control_of(plane))
 
     def _agents(self, settings: Any, state: Any, url: str) -> None:
-        from lockstep.ticks.agent.client import IngestClient  # noqa: PLC0415
-        from resources.ticks import project_store  # noqa: PLC0415
+        from lockstep.ticks.agent.client import IngestClient
+        from resources.ticks import project_store
 
         for number in (1, 2):
             made = project_store(settings, state).add(f"lab-{number}", actor="fault lab")
@@ -339,8 +339,8 @@ class Lab:
 
     def _look_after(self) -> None:
         """What a person does: let late windows go, retry what failed, replay what is parked."""
-        from lockstep.windows import operations  # noqa: PLC0415
-        from lockstep.windows.model import WindowStatus  # noqa: PLC0415
+        from lockstep.windows import operations
+        from lockstep.windows.model import WindowStatus
 
         for vendor in self.vendors:
             vendor.release()
@@ -354,9 +354,9 @@ class Lab:
             self._replay_parked()
 
     def _replay_parked(self) -> None:
-        from lockstep.ticks.silver import operations  # noqa: PLC0415
-        from lockstep.ticks.silver.store import Actor  # noqa: PLC0415
-        from resources.silver import open_silver  # noqa: PLC0415
+        from lockstep.ticks.silver import operations
+        from lockstep.ticks.silver.store import Actor
+        from resources.silver import open_silver
 
         with suppress(LockstepError, psycopg.Error), self._sql("LOCKSTEP_POSTGRES_DSN") as state:
             parked = [str(row[0]) for row in state.execute(_PARKED).fetchall()]
@@ -394,8 +394,8 @@ class Lab:
 
     def _repeat(self, chance: random.Random) -> bool:
         """The messages of an agent's newest ticks once more, the last one first, whether they were done or not."""
-        from lockstep.ticks.silver.queue import message_of  # noqa: PLC0415
-        from resources.silver import open_silver  # noqa: PLC0415
+        from lockstep.ticks.silver.queue import message_of
+        from resources.silver import open_silver
 
         project = chance.choice(self.agents).project_id
         with open_silver(load_settings(), application_name="fault-lab") as parts:
@@ -423,14 +423,14 @@ class Lab:
         return ledger.stores(self.jobs.starts, self.jobs.outcome, None)
 
     def _ledger(self) -> Ledger:
-        from resources.clients import aws_client  # noqa: PLC0415
+        from resources.clients import aws_client
 
         client = aws_client("dynamodb", region=load_settings().aws_region)
         return readiness_lab.ledger(client, os.environ[readiness_lab.VARIABLE])
 
     def _exports_stores(self) -> Stores:
-        from lockstep.exports.model import JobStatus  # noqa: PLC0415
-        from resources.clients import aws_client  # noqa: PLC0415
+        from lockstep.exports.model import JobStatus
+        from resources.clients import aws_client
 
         s3, bucket = aws_client("s3", region=load_settings().aws_region), load_settings().exports_bucket
         with self._sql("LOCKSTEP_POSTGRES_DSN") as state:
@@ -448,7 +448,7 @@ class Lab:
         return Stores(units)
 
     def _windows_stores(self, vault: str) -> Stores:
-        from lockstep.windows import operations  # noqa: PLC0415
+        from lockstep.windows import operations
 
         lane, chain, applied = f"windows/{vault}", self._chain(vault), self._applied(vault)
         done = {stop for stop, _ in applied}
@@ -478,8 +478,8 @@ class Lab:
 
     def _silver_rows(self, ticks: list[Any]) -> list[Unit]:
         """Whether silver holds exactly the rows of the committed ticks, as their agents sent them."""
-        from lockstep.ticks.silver.tables import SilverTables  # noqa: PLC0415
-        from resources.ticks import WarmSpark  # noqa: PLC0415
+        from lockstep.ticks.silver.tables import SilverTables
+        from resources.ticks import WarmSpark
 
         spark, units = WarmSpark(load_settings().spark_remote), []
         tables = SilverTables(spark.session(), None, load_settings().lake_bucket)
@@ -506,7 +506,7 @@ class Lab:
 
     @contextmanager
     def _windows(self) -> Iterator[tuple[Any, Any]]:
-        from lockstep.windows.doors import warehouse  # noqa: PLC0415
+        from lockstep.windows.doors import warehouse
 
         resource = warehouse(load_settings())
         with resource.worker() as worker:

@@ -73,7 +73,7 @@ def plans(url: str) -> Mapping[str, Plan]:
 
 def plane_of(settings: Settings, url: str, dynamodb: Any = None) -> Plane:
     """The deployment's plane with the lab's pipelines instead of the shipped ones."""
-    from resources.readiness import build_deployment  # noqa: PLC0415  # opened only where a lab runs
+    from resources.readiness import build_deployment  # opened only where a lab runs
 
     found = plans(url)
     return replace(build_deployment(settings, dynamodb=dynamodb).plane, plans=lambda: found)

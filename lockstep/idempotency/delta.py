@@ -75,7 +75,7 @@ def computed(frame: DataFrame) -> DataFrame:
     Where a session was opened again, as after a restart of the server, that is another one, and it does not know the
     rows. So the frame's own session is the active one for the moment.
     """
-    from pyspark.sql.connect.session import SparkSession as Remote  # noqa: PLC0415  # heavy
+    from pyspark.sql.connect.session import SparkSession as Remote  # heavy
 
     if not isinstance(frame.sparkSession, Remote):
         return frame.localCheckpoint()
@@ -212,7 +212,7 @@ def condition_of(error: BaseException) -> str:
 
 
 def _history(spark: SparkSession, path: str, *, limit: int | None) -> list[Commit] | None:
-    from pyspark.errors import AnalysisException  # noqa: PLC0415  # pyspark is heavy, imported when used
+    from pyspark.errors import AnalysisException  # pyspark is heavy, imported when used
 
     rows = f" LIMIT {int(limit)}" if limit is not None else ""
     try:

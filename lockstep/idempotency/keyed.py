@@ -327,7 +327,7 @@ def put_keyed(s3: Any, *, bucket: str, key: str, body: bytes, replace: bool = Fa
 
 def _put(s3: Any, bucket: str, key: str, body: bytes, digest: str, **condition: str) -> bool:
     """Whether the conditional PUT took place; False means that its condition did not hold."""
-    from botocore.exceptions import ClientError  # noqa: PLC0415
+    from botocore.exceptions import ClientError
 
     crash_point("idempotency.keyed.before_put")
     try:
@@ -345,7 +345,7 @@ def _put(s3: Any, bucket: str, key: str, body: bytes, digest: str, **condition: 
 
 def _answered(call: Any, unit: str) -> Any:
     """The answer of S3; a broken connection, a 409 race or a 5xx is `Transient`."""
-    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
+    from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         return call()

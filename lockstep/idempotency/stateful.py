@@ -185,7 +185,7 @@ class DeltaTable:
 
     def restore(self, version: int, run: Run) -> None:
         """RESTORE, marked as ours. Delta refuses what its retention no longer covers, before anything changes."""
-        from pyspark.errors import PySparkException  # noqa: PLC0415
+        from pyspark.errors import PySparkException
 
         statement = f"RESTORE TABLE {delta.quoted(self._target)} TO VERSION AS OF {int(version)}"
         fields = {"pipeline": run.pipeline, "execution": run.execution, "request": run.request}

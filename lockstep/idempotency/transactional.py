@@ -186,7 +186,7 @@ class StageTask:
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Stage one partition. A task that dies after its commit leaves rows that no receipt speaks for."""
-        from pyspark import TaskContext  # noqa: PLC0415  # only inside a task
+        from pyspark import TaskContext  # only inside a task
 
         context = TaskContext.get()
         partition, attempt = (context.partitionId(), context.taskAttemptId()) if context else (0, 0)
@@ -211,7 +211,7 @@ class StageTask:
         return Receipt(partition, attempt, rows, checksum % 2**64)
 
     def _answer(self, receipt: Receipt) -> Any:
-        import pyarrow as pa  # noqa: PLC0415
+        import pyarrow as pa
 
         signed = receipt.checksum - 2**64 if receipt.checksum >= 2**63 else receipt.checksum
         values = (receipt.partition, receipt.attempt, receipt.rows, signed)
@@ -365,15 +365,15 @@ def _drop(connection: Connection, name: str) -> None:
 
 def _sum(column: Any) -> int:
     # The sum modulo 2**64: the same for every order and every split.
-    import numpy as np  # noqa: PLC0415
+    import numpy as np
 
     values = column.to_numpy(zero_copy_only=False).view(np.uint64)
     return int(np.sum(values, dtype=np.uint64))
 
 
 def _csv(batch: Any, width: int, partition: int, attempt: int) -> bytes:
-    import pyarrow as pa  # noqa: PLC0415
-    from pyarrow import csv  # noqa: PLC0415
+    import pyarrow as pa
+    from pyarrow import csv
 
     tags = [pa.repeat(pa.scalar(tag, pa.int64()), batch.num_rows) for tag in (partition, attempt)]
     names = [*batch.schema.names[:width], _PARTITION, _ATTEMPT]

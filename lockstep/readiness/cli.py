@@ -39,8 +39,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of words.")]
 
 
 def _deployment() -> Deployment:
-    from resources.readiness import build_deployment  # noqa: PLC0415  # clients are built in resources/ only
-    from stack.environment import adopt  # noqa: PLC0415  # finds the embedded stack, as every command does
+    from resources.readiness import build_deployment  # clients are built in resources/ only
+    from stack.environment import adopt  # finds the embedded stack, as every command does
 
     adopt(load_settings())
     return build_deployment(load_settings())

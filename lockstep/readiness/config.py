@@ -611,7 +611,7 @@ def _bad_evaluator(text: str) -> str | None:
             return str(error)
         return None
     if text.startswith("builtin:"):
-        from lockstep.readiness.evaluators.builtin import NAMES  # noqa: PLC0415  # the table of builtins reads plans
+        from lockstep.readiness.evaluators.builtin import NAMES  # the table of builtins reads plans
 
         name = text.removeprefix("builtin:")
         return None if name in NAMES else f"there is no builtin {name}; known: {', '.join(sorted(NAMES))}"

@@ -37,7 +37,7 @@ ProjectArgument = Annotated[str, typer.Argument(metavar="PROJECT", help="The pro
 @ticks.callback()
 def find_stack() -> None:
     """Ticks of on-prem agents, from parts to bronze and silver."""
-    from stack.environment import adopt, forget_own  # noqa: PLC0415  # `import lockstep` stays free of the stack
+    from stack.environment import adopt, forget_own  # `import lockstep` stays free of the stack
 
     forget_own()
     adopt(load_settings())  # whatever the user did not set comes from the stack that runs here
@@ -102,8 +102,8 @@ def project_revoke(project: ProjectArgument) -> None:
 
 @contextmanager
 def _projects() -> Iterator[ProjectStore]:
-    from resources.exports import state_pool  # noqa: PLC0415  # clients are built when a command needs them
-    from resources.ticks import project_store  # noqa: PLC0415
+    from resources.exports import state_pool  # clients are built when a command needs them
+    from resources.ticks import project_store
 
     settings = load_settings()
     with state_pool(settings, application_name="lockstep-ticks-cli", max_size=2) as state:

@@ -41,8 +41,8 @@ def explain_failure(error: Exception, s3: Any, bucket: str, keys: Sequence[str],
 
 def unreadable(s3: Any, bucket: str, key: str) -> str | None:
     """Decode a stored part from end to end, a little at a time; why it cannot be, or None. Raises `Transient`."""
-    import pyarrow as pa  # noqa: PLC0415  # heavy, and only failures need it
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow as pa  # heavy, and only failures need it
+    import pyarrow.parquet as pq
 
     with tempfile.TemporaryFile() as copy:
         try:

@@ -28,8 +28,8 @@ class NotUsable(InvalidInput):
 def read_footer(file: BinaryIO, size: int) -> Footer:
     """Read the footer of an open file. Raises `NotUsable`; data pages are not touched."""
     _check_frame(file, size)
-    import pyarrow as pa  # noqa: PLC0415  # heavy, and only replicas that take parts need it
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow as pa  # heavy, and only replicas that take parts need it
+    import pyarrow.parquet as pq
 
     file.seek(0)
     try:

@@ -99,7 +99,7 @@ def retention(
     as_json: Json = False,
 ) -> None:
     """Forget bronze, gold and stored parts of older days, by metadata: whole partitions leave, no row is rewritten."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415  # heavy, and only this command needs it
+    from pyspark.sql import SparkSession  # heavy, and only this command needs it
 
     with opened() as parts:
         settings = parts.settings
@@ -124,7 +124,7 @@ def retention(
 @contextmanager
 def opened() -> Iterator[Silver]:
     """Everything that a command needs."""
-    from resources.silver import open_silver  # noqa: PLC0415  # clients are built there and nowhere else
+    from resources.silver import open_silver  # clients are built there and nowhere else
 
     with open_silver(load_settings(), application_name="lockstep-ticks-cli") as parts:
         yield parts
@@ -132,7 +132,7 @@ def opened() -> Iterator[Silver]:
 
 def find_stack() -> None:
     """What the user did not set comes from the stack that runs here."""
-    from stack.environment import adopt  # noqa: PLC0415  # keeps `import lockstep` free of the stack
+    from stack.environment import adopt  # keeps `import lockstep` free of the stack
 
     adopt(load_settings())
 

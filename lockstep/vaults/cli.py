@@ -59,7 +59,7 @@ def remove(vault_id: VaultId, as_json: Json = False) -> None:
 
 @contextmanager
 def _registry() -> Iterator[VaultRegistry]:
-    from stack.environment import adopt  # noqa: PLC0415  # keeps `import lockstep` free of the stack
+    from stack.environment import adopt  # keeps `import lockstep` free of the stack
 
     adopt(load_settings())
     dsn = load_settings().postgres_dsn

@@ -272,7 +272,7 @@ def _call(method: str, path: str, data: dict[str, Any] | None, url: str | None) 
 
 
 def _embedded() -> str:
-    from stack.home import Home  # noqa: PLC0415  # keeps `import lockstep` free of the stack
+    from stack.home import Home  # keeps `import lockstep` free of the stack
 
     settings = load_settings()
     port = settings.vault_port or Home(settings.home).ports().get("vault")

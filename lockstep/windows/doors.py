@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def adopted_settings() -> Settings:
     """The settings, with the addresses of the stack of this home where it is up."""
-    from stack.environment import adopt  # noqa: PLC0415  # keeps `import lockstep` free of the stack
+    from stack.environment import adopt  # keeps `import lockstep` free of the stack
 
     adopt(load_settings())
     return load_settings()
@@ -30,7 +30,7 @@ def adopted_settings() -> Settings:
 
 def warehouse(settings: Settings) -> WindowsResource:
     """The warehouse of these settings."""
-    from resources.assembly import build_windows  # noqa: PLC0415  # clients are built there and nowhere else
+    from resources.assembly import build_windows  # clients are built there and nowhere else
 
     if settings.warehouse_dsn is None or settings.postgres_dsn is None:
         raise InvalidInput("no warehouse is known.", next_step="start the stack with `lockstep up`.")
@@ -53,8 +53,8 @@ def registered(settings: Settings, only: str | None = None) -> list[RegisteredVa
 @contextmanager
 def open_source(settings: Settings, vault: str) -> Iterator[Producer]:
     """A producer of one registered vault."""
-    from resources.clients import aws_client  # noqa: PLC0415  # clients are built there and nowhere else
-    from resources.producers import open_producer  # noqa: PLC0415
+    from resources.clients import aws_client  # clients are built there and nowhere else
+    from resources.producers import open_producer
 
     (found,) = registered(settings, vault)
     s3, dynamodb = (aws_client(name, region=settings.aws_region) for name in ("s3", "dynamodb"))

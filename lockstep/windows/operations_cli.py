@@ -190,7 +190,7 @@ def verify(vault: Vault, as_json: Json = False) -> None:
 
 def rebuild_queue(vault: Vault, reason: Reason = "rebuild", as_json: Json = False) -> None:
     """Write queue rows that are missing, from the bucket and the warehouse's ledger."""
-    from resources.clients import aws_client  # noqa: PLC0415  # clients are built there and nowhere else
+    from resources.clients import aws_client  # clients are built there and nowhere else
 
     region = adopted_settings().aws_region
     with _worker() as worker:

@@ -155,8 +155,8 @@ class CopyWriter:
 
 
 def _encoded(parts: Sequence[pa.Table]) -> Any:
-    import pyarrow as pa  # noqa: PLC0415
-    from pyarrow import csv  # noqa: PLC0415
+    import pyarrow as pa
+    from pyarrow import csv
 
     sink = io.BytesIO()
     csv.write_csv(pa.concat_tables(parts), sink, csv.WriteOptions(include_header=False, quoting_style="needed"))

@@ -152,7 +152,7 @@ class Preparer:
         return [wanted_table(name, files, declared, unit=unit) for name, files in fresh]
 
     def _stage(self, stage: str, tables: dict[str, Table], manifests: Sequence[RawManifest]) -> list[StageResult]:
-        from lockstep.windows import staging  # noqa: PLC0415  # imports pyarrow, which sensors never need
+        from lockstep.windows import staging  # imports pyarrow, which sensors never need
 
         jobs = [
             staging.StageJob(number, str(manifest.window), _worth_reading(manifest.files))

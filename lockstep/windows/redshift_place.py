@@ -88,7 +88,7 @@ class FileFactory:
 
     def __call__(self) -> FileWriter:
         """Open it."""
-        from lockstep.windows.staging import cached  # noqa: PLC0415  # imports pyarrow
+        from lockstep.windows.staging import cached  # imports pyarrow
 
         return FileWriter(cached(self.open_s3), self.bucket, self.stage)
 
@@ -134,8 +134,8 @@ def _encoded(piece: Piece) -> bytes:
 
     COPY cannot tell a quoted nothing from a bare one, and Arrow's own writer would quote the mark too.
     """
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.compute as pc  # noqa: PLC0415
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
     _check(piece)
     tags = (ROW,) if piece.kind == UPSERT else (DELETED, ROW)
@@ -149,7 +149,7 @@ def _encoded(piece: Piece) -> bytes:
 
 def _check(piece: Piece) -> None:
     """COPY rounds what does not fit a NUMERIC, in silence; and a text that is the mark for NULL would become NULL."""
-    import pyarrow.compute as pc  # noqa: PLC0415
+    import pyarrow.compute as pc
 
     for name in piece.columns:
         values = piece.rows.column(name)

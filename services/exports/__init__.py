@@ -21,8 +21,8 @@ from lockstep.kernel.metrics import LedgerGauges
 from lockstep.kernel.settings import Settings
 from resources.exports import export_limits, export_objects, export_place, state_pool
 from services import shell
+from services.allow import TrueAllow
 from services.checks import postgres_check, s3_check, sqs_check
-from services.exports.allow import TrueAllow
 from services.exports.budget import WINDOW_SECONDS, TellBudget
 from services.exports.contract import DESCRIPTION, EXPORT_PROBLEMS, describe
 from services.exports.metrics import export_readings

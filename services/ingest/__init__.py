@@ -26,8 +26,8 @@ from lockstep.ticks.worker import Committer
 from resources.exports import state_pool
 from resources.ticks import WarmSpark, open_plant, project_store, tick_limits
 from services import shell
+from services.allow import TrueAllow
 from services.checks import dynamodb_check, postgres_check, s3_check, spark_check, sqs_check
-from services.exports.allow import TrueAllow
 from services.ingest.contract import DESCRIPTION, INGEST_PROBLEMS, describe
 from services.ingest.drain import background, noticing_signals
 from services.ingest.metrics import IngestMetrics, ingest_readings

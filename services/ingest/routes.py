@@ -5,7 +5,6 @@ What belongs here: HTTP. What does not: rules, SQL, Spark, and the words of the 
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from datetime import datetime, timedelta
@@ -17,6 +16,7 @@ from fastapi import APIRouter, Depends, Header, Path, Request, Response, Securit
 from fastapi.responses import JSONResponse
 from fastapi.security import APIKeyHeader
 
+from lockstep.kernel import strict_json
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import LockstepError, Transient
 from lockstep.ticks import footers, rules
@@ -358,15 +358,11 @@ def problem_type(name: Annotated[str, Path(pattern="^[a-z-]{1,60}$", examples=["
     return JSONResponse(ProblemTypeView(type=name, meaning=meaning).model_dump())
 
 
-def _json(raw: bytes, tick_id: str) -> Any:
+def _json(raw: bytes, tick_id: str) -> object:
     try:
-        return json.loads(raw, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        raise InvalidManifest("InvalidManifest", "the manifest is not JSON in UTF-8.", unit=f"tick {tick_id}") from None
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(name)  # NaN and Infinity are no JSON
+        return strict_json.read(raw)
+    except strict_json.Unreadable as reason:
+        raise InvalidManifest("InvalidManifest", f"the manifest {reason}.", unit=f"tick {tick_id}") from None
 
 
 def _bare(if_match: str | None) -> str | None:

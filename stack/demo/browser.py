@@ -170,7 +170,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _address(process: subprocess.Popen[bytes], profile: Path) -> str:
     """Where the first tab listens. Chromium writes its port into the profile when it is ready."""
-    import httpx  # noqa: PLC0415
+    import httpx
 
     deadline, told = time.monotonic() + _START_SECONDS, profile / "DevToolsActivePort"
     while time.monotonic() < deadline:

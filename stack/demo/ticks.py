@@ -86,8 +86,8 @@ def _sender(stage: Stage, folder: Path, number: int) -> Sender:
 
 def _export(folder: Path, rows: list[oracle.Order], *, first: bool) -> None:
     """What a customer's exporter leaves: Parquet files and, last, the marker."""
-    import pyarrow as pa  # noqa: PLC0415  # heavy, and only this scene needs it
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow as pa  # heavy, and only this scene needs it
+    import pyarrow.parquet as pq
 
     folder.mkdir(parents=True)
     columns = {
@@ -159,7 +159,7 @@ def _gold(stage: Stage, senders: list[Sender]) -> dict[str, dict[date, int]]:
 @contextmanager
 def _spark(stage: Stage) -> Iterator[SparkSession]:
     """A session of its own: the oracle's look at the tables does not go through the platform's code."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415  # heavy
+    from pyspark.sql import SparkSession  # heavy
 
     session = SparkSession.builder.remote(stage.setting("LOCKSTEP_SPARK_REMOTE")).create()
     try:

@@ -140,8 +140,8 @@ class Pager:
     def _page(
         self, table: str, path: Path, target: Path, *, first: int
     ) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
-        import pyarrow as pa  # noqa: PLC0415  # heavy, and only paging needs it
-        import pyarrow.parquet as pq  # noqa: PLC0415
+        import pyarrow as pa  # heavy, and only paging needs it
+        import pyarrow.parquet as pq
 
         try:
             with pq.ParquetFile(path) as source:
@@ -155,8 +155,8 @@ class Pager:
         return columns, pages
 
     def _write_pages(self, source: Any, schema: Any, table: str, target: Path, first: int) -> Iterator[dict[str, Any]]:
-        import pyarrow as pa  # noqa: PLC0415
-        import pyarrow.parquet as pq  # noqa: PLC0415
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
         room = self._rows_of_a_page(source.metadata)
         number, waiting, rows = first, [], 0
@@ -204,7 +204,7 @@ def _microseconds(schema: Any) -> Any:
     A column of which not even the type is known is left out: bronze has NULL there anyway, and a guessed type would
     refuse the first tick that brings values.
     """
-    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow as pa
 
     fields = []
     for field in schema:

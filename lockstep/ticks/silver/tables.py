@@ -139,7 +139,7 @@ class SilverTables:
 
     def _source(self, step: Step) -> DataFrame:
         """The tick's rows with silver's own columns. `_order` sorts like (tick, file, row), as text."""
-        from pyspark.sql import functions as f  # noqa: PLC0415  # pyspark is heavy, imported when used
+        from pyspark.sql import functions as f  # pyspark is heavy, imported when used
 
         frame = bronze.read_tick(self._spark, self._lake, step.tick, step.spec.name)
         place = f.format_string("%s.%06d.%012d", _sequence(step), f.col(FILE_COLUMN), f.col(ROW_COLUMN))
@@ -206,7 +206,7 @@ class SilverTables:
 
     def _widened(self, frame: DataFrame, target: str) -> DataFrame:
         """The frame with every column of the table, in its order: what the tick does not have is NULL."""
-        from pyspark.sql import functions as f  # noqa: PLC0415
+        from pyspark.sql import functions as f
 
         return frame.select(
             *(
@@ -336,7 +336,7 @@ def _pipeline(step: Step) -> str:
 
 
 def _sequence(step: Step) -> Any:
-    from pyspark.sql import functions as f  # noqa: PLC0415
+    from pyspark.sql import functions as f
 
     return f.lit(rules.execution(int(step.tick.sequence or 0)))
 

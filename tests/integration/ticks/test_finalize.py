@@ -144,7 +144,9 @@ def test_a_bad_manifest_is_422_and_the_tick_can_be_mended(sender: Sender, change
     assert sender.get(draft.tick_id).json()["error"]["error_class"] == error_class
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"nonsense", b"\xff", b'{"a": NaN}', b"[" * 50_000])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"nonsense", b"\xff", b'{"a": NaN}', b"[" * 50_000, b'{"mode": "full", "mode": "delta"}']
+)
 def test_what_is_no_manifest_is_422(sender: Sender, body: bytes):
     answer = sender.http.post(sender.path("t", "finalize"), content=body, headers=sender.headers)
     assert (answer.status_code, answer.json()["error_class"]) == (422, "InvalidManifest")

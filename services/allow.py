@@ -1,6 +1,6 @@
 """A truthful `Allow` header: every method of a path, where the framework names those of one route only.
 
-What belongs here: that one layer. What does not: anything about jobs.
+What belongs here: that one layer. What does not: anything about one service.
 """
 
 from __future__ import annotations
