@@ -49,7 +49,7 @@ def _records(world: World, project: Project) -> Any:
     )
 
 
-@pytest.mark.parametrize("mode", ["delta", "full"])
+@pytest.mark.parametrize("mode", ["delta", pytest.param("full", marks=pytest.mark.long)])
 def test_a_skipped_tick_leaves_nothing_in_silver_and_the_lane_goes_on(world: World, mode: str):
     """Guards the half that was applied: tables commit one by one, so the first of them holds rows of a failed tick."""
     project = _stopped(world, mode=mode, orders=(row(1, "half"), row(9, "half")))
@@ -96,6 +96,7 @@ def test_a_replay_passes_over_a_skipped_tick_again_until_somebody_names_it(world
     assert project.project_id not in {one.project_id for one in world.store.skipped()}
 
 
+@pytest.mark.long
 def test_a_replay_from_after_a_skipped_tick_finds_its_way_back(world: Any):
     """Guards the history of the table, which holds the failed merge and the way back from it."""
     project = _stopped(world, orders=(row(1, "half"),))
