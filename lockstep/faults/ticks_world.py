@@ -142,19 +142,20 @@ class MemorySilver:
         """Whether this tick or a later one was applied in an earlier generation."""
         return any(number >= (tick.sequence or 0) for number in self.states)
 
-    def complete(self, lease: Lease, lane: Lane, tick: Tick, states: list[TableState], *, now: datetime) -> Lane:
+    def complete(self, lease: Lease, lane: Lane, tick: Tick, states: list[TableState]) -> Lane:
         """Move the watermark over the tick, if the lease and the lane are as the worker believes."""
         self._guard(lease, lane, tick)
         self.writes.append((lane.name, lease.fence))
         self.row = self.row._replace(watermark=int(tick.sequence or 0), parked=None)
         self.states |= {one.sequence: one for one in states}
+        now = self.time.now()
         self.done[tick.tick_id] = Applied(
             ORG, PROJECT, tick.tick_id, int(tick.sequence or 0), lane.generation, Mode.DELTA, "20260105", 1,
             lease.fence, now, now, {},
         )  # fmt: skip
         return self.row
 
-    def fail(self, lease: Lease, lane: Lane, tick: Tick, error: str, *, parks: bool, now: datetime) -> None:
+    def fail(self, lease: Lease, lane: Lane, tick: Tick, error: str, *, parks: bool) -> None:
         """Keep a failure; `parks` stops the lane."""
         self._guard(lease, lane, tick)
         self.writes.append((lane.name, lease.fence))
@@ -164,9 +165,7 @@ class MemorySilver:
         """Nobody skips here: a person mends what is wrong."""
         return False
 
-    def rewind(
-        self, lane: Lane, tick: Tick, actor: Person, *, now: datetime, no_longer_skipped: Sequence[str] = ()
-    ) -> Lane:
+    def rewind(self, lane: Lane, tick: Tick, actor: Person, *, no_longer_skipped: Sequence[str] = ()) -> Lane:
         """Go back to before a tick, in a new generation."""
         if lane.generation != self.row.generation:
             raise rules.overtaken(tick.tick_id)

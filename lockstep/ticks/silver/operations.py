@@ -132,10 +132,9 @@ def skip_tick(parts: Parts, tick_id: str, actor: Actor, *, accept_gap: bool) -> 
             if lane is not None and lane.parked
             else "see `lockstep ticks status` for parked ticks.",
         )
-    now = parts.clock.now()
-    lane = parts.store.skip(lane, tick, actor, now=now)
+    lane = parts.store.skip(lane, tick, actor)
     crash_point("silver.skip.recorded")
-    parts.queue.send([message_of(tick, now)])
+    parts.queue.send([message_of(tick, parts.clock.now())])
     return lane
 
 
@@ -180,13 +179,12 @@ def earliest(ticks: Iterable[Tick]) -> list[Tick]:
 
 
 def _replay(parts: Parts, tick: Tick, actor: Actor, no_longer_skipped: Sequence[str], *, enqueue: bool) -> Lane:
-    now = parts.clock.now()
     lane = parts.store.lane(tick.project_id)
-    lane = parts.store.rewind(lane, tick, actor, now=now, no_longer_skipped=no_longer_skipped)
+    lane = parts.store.rewind(lane, tick, actor, no_longer_skipped=no_longer_skipped)
     crash_point("silver.replay.rewound")
     if enqueue:
         nearest = parts.store.plan(lane, limit=1).ready
-        parts.queue.send([message_of(one, now) for one in nearest])
+        parts.queue.send([message_of(one, parts.clock.now()) for one in nearest])
     return lane
 
 

@@ -50,13 +50,15 @@ SELECT name, sequence, epoch, key, version, rows FROM silver.table_state
 _LATER = """
 SELECT count(*) FROM silver.table_state
  WHERE project_id = %(project)s AND name = %(table)s AND sequence >= %(sequence)s"""
+# Times of the ledger are the database's: by the clock of a worker that is wrong, ticks would stand in another order.
 # The watermark itself is the fence against a replay: it moved if somebody rewound the lane meanwhile.
 _ADVANCE = """
-UPDATE silver.lane SET watermark = %(sequence)s, moved_at = %(now)s, parked = NULL, parked_at = NULL, error = NULL
+UPDATE silver.lane
+   SET watermark = %(sequence)s, moved_at = clock_timestamp(), parked = NULL, parked_at = NULL, error = NULL
  WHERE project_id = %(project)s AND watermark = %(sequence)s - 1 AND generation = %(generation)s"""
 _RECORD = """
 INSERT INTO silver.applied (project_id, sequence, tick_id, generation, rows, tables, fence, applied_at)
-VALUES (%(project)s, %(sequence)s, %(tick)s, %(generation)s, %(rows)s, %(tables)s::jsonb, %(fence)s, %(now)s)
+VALUES (%(project)s, %(sequence)s, %(tick)s, %(generation)s, %(rows)s, %(tables)s::jsonb, %(fence)s, clock_timestamp())
 ON CONFLICT (project_id, sequence) DO UPDATE
    SET generation = excluded.generation, rows = excluded.rows, tables = excluded.tables, fence = excluded.fence,
        applied_at = excluded.applied_at"""
@@ -71,23 +73,23 @@ DELETE FROM silver.table_state
 _FAIL = """
 UPDATE silver.lane
    SET error = %(error)s, parked = CASE WHEN %(parks)s THEN %(tick)s END,
-       parked_at = CASE WHEN %(parks)s THEN %(now)s::timestamptz END
+       parked_at = CASE WHEN %(parks)s THEN clock_timestamp() END
  WHERE project_id = %(project)s AND watermark = %(sequence)s - 1 AND generation = %(generation)s"""
 _REWIND = """
 UPDATE silver.lane
    SET watermark = least(watermark, %(sequence)s - 1), generation = generation + 1, parked = NULL, parked_at = NULL,
-       error = NULL, moved_at = %(now)s
+       error = NULL, moved_at = clock_timestamp()
  WHERE project_id = %(project)s AND generation = %(generation)s
 RETURNING org_id, project_id, watermark, generation, parked"""
 # Nothing but the tick that stopped the lane can be skipped; the new generation gives it attempts of its own.
 _UNPARK = """
 UPDATE silver.lane
-   SET generation = generation + 1, parked = NULL, parked_at = NULL, error = NULL, moved_at = %(now)s
+   SET generation = generation + 1, parked = NULL, parked_at = NULL, error = NULL, moved_at = clock_timestamp()
  WHERE project_id = %(project)s AND generation = %(generation)s AND parked = %(tick)s
 RETURNING org_id, project_id, watermark, generation, parked"""
 _SKIP = """
 INSERT INTO silver.skip (tick_id, project_id, sequence, reason, skipped_by, skipped_at)
-VALUES (%(tick)s, %(project)s, %(sequence)s, %(reason)s, %(actor)s, %(now)s)"""
+VALUES (%(tick)s, %(project)s, %(sequence)s, %(reason)s, %(actor)s, clock_timestamp())"""
 _SKIPPED = """
 SELECT project_id, tick_id, sequence, reason, skipped_by, skipped_at FROM silver.skip
  ORDER BY skipped_at DESC, tick_id LIMIT %(limit)s"""
@@ -232,13 +234,13 @@ class SilverStore:
         with transaction(self._source, what="opening a silver lane") as connection:
             connection.execute(_OPEN, {"project": lane.project_id, "org": lane.org_id})
 
-    def complete(self, lease: Lease, lane: Lane, tick: Tick, states: Sequence[TableState], *, now: datetime) -> Lane:
+    def complete(self, lease: Lease, lane: Lane, tick: Tick, states: Sequence[TableState]) -> Lane:
         """The tick is in silver: move the watermark over it.
 
         Raises:
             LostClaim: A newer worker has the lane, or a replay has begun meanwhile. Nothing was changed.
         """
-        base = _of_tick(lane, tick) | {"now": now}
+        base = _of_tick(lane, tick)
         with transaction(self._source, what="completing a tick") as connection:
             self._move_over(connection, lease, base, {one.table: one.rows for one in states})
             for one in states:
@@ -246,9 +248,9 @@ class SilverStore:
                 connection.execute(_UNDONE, base | {"table": one.table})
         return lane._replace(watermark=int(tick.sequence or 0), parked=None)
 
-    def pass_over(self, lease: Lease, lane: Lane, tick: Tick, tables: Sequence[str], *, now: datetime) -> Lane:
+    def pass_over(self, lease: Lease, lane: Lane, tick: Tick, tables: Sequence[str]) -> Lane:
         """A skipped tick leaves nothing in its tables: move the watermark over it. Raises `LostClaim` as `complete`."""
-        base = _of_tick(lane, tick) | {"now": now}
+        base = _of_tick(lane, tick)
         with transaction(self._source, what="passing over a tick") as connection:
             self._move_over(connection, lease, base, {})
             connection.execute(_LEFT_NOTHING, base | {"names": list(tables)})
@@ -261,24 +263,22 @@ class SilverStore:
         recorded = {"rows": sum(rows.values()), "tables": json.dumps(rows), "fence": lease.fence}
         connection.execute(_RECORD, base | recorded)
 
-    def fail(self, lease: Lease, lane: Lane, tick: Tick, error: str, *, parks: bool, now: datetime) -> None:
+    def fail(self, lease: Lease, lane: Lane, tick: Tick, error: str, *, parks: bool) -> None:
         """Keep the words of a failed attempt; `parks` stops the lane before the tick. Raises `LostClaim`."""
         text = redact_text(error.replace("\x00", ""))[:_LONGEST_ERROR]
         with transaction(self._source, what="recording a failed tick") as connection:
             self.leases.guard(connection, lease)
-            parameters = _of_tick(lane, tick) | {"error": text, "parks": parks, "now": now}
+            parameters = _of_tick(lane, tick) | {"error": text, "parks": parks}
             if connection.execute(_FAIL, parameters).rowcount != 1:
                 raise rules.overtaken(tick.tick_id)
 
-    def rewind(
-        self, lane: Lane, tick: Tick, actor: Actor, *, now: datetime, no_longer_skipped: Sequence[str] = ()
-    ) -> Lane:
+    def rewind(self, lane: Lane, tick: Tick, actor: Actor, *, no_longer_skipped: Sequence[str] = ()) -> Lane:
         """Let everything from this tick on be applied again, in a new generation. The deed and its audit are one.
 
         Raises:
             LostClaim: Somebody else rewound the lane at the same time.
         """
-        parameters = _of_tick(lane, tick) | {"now": now}
+        parameters = _of_tick(lane, tick)
         with transaction(self._source, what="rewinding a silver lane") as connection:
             connection.execute(_OPEN, parameters)
             row = connection.execute(_REWIND, parameters).fetchone()
@@ -289,13 +289,13 @@ class SilverStore:
             _audit(connection, actor, "silver-replay", tick.tick_id, details)
         return Lane(*row)
 
-    def skip(self, lane: Lane, tick: Tick, actor: Actor, *, now: datetime) -> Lane:
+    def skip(self, lane: Lane, tick: Tick, actor: Actor) -> Lane:
         """Let the lane go on without the tick that stopped it. The deed, its reason and its audit are one.
 
         Raises:
             LostClaim: The lane is not stopped by this tick any more. Nothing was changed.
         """
-        parameters = _of_tick(lane, tick) | {"now": now, "reason": actor.reason, "actor": actor.name}
+        parameters = _of_tick(lane, tick) | {"reason": actor.reason, "actor": actor.name}
         with transaction(self._source, what="skipping a tick") as connection:
             row = connection.execute(_UNPARK, parameters).fetchone()
             if row is None:

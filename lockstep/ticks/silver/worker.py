@@ -179,7 +179,7 @@ class SilverWorker:
             states.append(self._tables.apply(self._step(held, tick, spec)))
             crash_point("silver.tick.table_applied")
         crash_point("silver.tick.before_complete")
-        return self.store.complete(held.lease, held.lane, tick, states, now=self._clock.now())
+        return self.store.complete(held.lease, held.lane, tick, states)
 
     def _pass_over(self, held: _Held, tick: Tick) -> Lane:
         """Go on without the tick: what attempts at it left in some of its tables goes away too."""
@@ -187,7 +187,7 @@ class SilverWorker:
         for spec in specs:
             self._tables.put_back(self._step(held, tick, spec))
         names = [spec.name for spec in specs]
-        return self.store.pass_over(held.lease, held.lane, tick, names, now=self._clock.now())
+        return self.store.pass_over(held.lease, held.lane, tick, names)
 
     def _step(self, held: _Held, tick: Tick, spec: TableSpec) -> Step:
         return Step(
@@ -232,7 +232,7 @@ class SilverWorker:
         parks = final or held.row.attempt >= MAX_ATTEMPTS
         words = str(error) if isinstance(error, LockstepError) else f"{type(error).__name__}: {error}"
         _log.warning("tick failed", tick=tick.tick_id, attempt=held.row.attempt, parks=parks, error=words)
-        self.store.fail(held.lease, held.lane, tick, words, parks=parks, now=now)
+        self.store.fail(held.lease, held.lane, tick, words, parks=parks)
         crash_point("silver.tick.failure_recorded")
         retry = rules.retry_at(held.row.attempt, now)
         row, held.row = held.row, None

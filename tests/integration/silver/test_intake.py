@@ -13,6 +13,7 @@ from lockstep.ticks.silver import operations
 from lockstep.ticks.silver.intake import Intake, sweep
 from lockstep.ticks.silver.metrics import silver_readings
 from lockstep.ticks.silver.store import Actor
+from lockstep.ticks.silver.worker import SilverWorker
 from tests.silver_world import Planned, Project, World, row
 
 pytestmark = pytest.mark.stack
@@ -151,6 +152,23 @@ def test_a_clock_that_ran_ahead_holds_up_nobody_when_it_is_right_again(world: Wo
     assert tuple(project.ticks) in [group.tick_ids for group in ahead.look(_idle).groups]
     assert project.ticks[0] in _swept(world)
     assert tuple(project.ticks) in [group.tick_ids for group in _look(world).groups]
+
+
+def test_a_worker_whose_clock_is_hours_behind_changes_neither_the_order_of_the_ledger_nor_what_is_new_in_it(
+    world: World,
+):
+    """Guards who reads the ledger by time: with the worker's own time the tick would stand before its predecessor."""
+    project = world.project()
+    world.commit(project, Planned({"orders": [row(1)]}), Planned({"orders": [row(2)]}))
+    world.drain(project, project.ticks[0])
+    begun = world.clock.now()
+    late = SilverWorker(
+        world.store, world.dispatches, world.queue, world.tables, clock=_Later(timedelta(hours=-2)), lease_seconds=30
+    )
+    late.drain(project.project_id, None, run_id="late")
+    order = "SELECT tick_id FROM silver.applied WHERE project_id = %s ORDER BY applied_at"
+    assert [one[0] for one in world.ask(order, project.project_id)] == project.ticks
+    assert project.ticks[1] in {one.tick_id for one in world.store.applied_since(begun - timedelta(minutes=1))}
 
 
 def test_a_worker_that_died_before_it_said_done_is_heard_later(world: World):

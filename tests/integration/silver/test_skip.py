@@ -134,7 +134,7 @@ def test_only_the_tick_that_stops_its_project_can_be_skipped_and_only_knowingly(
             operations.skip_tick(world, tick, Actor("ops", reason), accept_gap=accept)
     assert _records(world, project) == before
     lane, tick = world.store.lane(project.project_id), world.store.ticks.committed(stops)
-    world.store.rewind(lane, tick, ACTOR, now=world.clock.now())
+    world.store.rewind(lane, tick, ACTOR)
     with pytest.raises(LostClaim):
-        world.store.skip(lane, tick, ACTOR, now=world.clock.now())
+        world.store.skip(lane, tick, ACTOR)
     assert world.store.skipped(limit=1) == [] or world.store.skipped(limit=1)[0].project_id != project.project_id

@@ -32,7 +32,7 @@ def test_the_watermark_moves_only_over_the_next_tick(world: World):
     assert lease is not None
     assert second is not None
     with pytest.raises(LostClaim):
-        world.store.complete(lease, lane, second, [], now=world.clock.now())
+        world.store.complete(lease, lane, second, [])
     assert world.store.lane(project.project_id).watermark == 0
     world.store.leases.release(lease)
 
@@ -184,7 +184,7 @@ def test_a_zombie_changes_neither_table_nor_ledger_nor_dispatch(world: World):
         with pytest.raises(LostClaim):
             world.tables.apply(step)
         with pytest.raises(LostClaim):
-            world.store.complete(stale, lane, tick, [], now=world.clock.now())
+            world.store.complete(stale, lane, tick, [])
     assert (_ledger(world, project), world.silver(project, "orders")) == (before, versions)
     world.assert_equals_oracle(project)
 
