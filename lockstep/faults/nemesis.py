@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.faults.proxy import Dose, Toxic, ToxicProxy
-from lockstep.kernel.errors import LockstepError
+from lockstep.kernel.errors import InvalidInput, LockstepError
 from lockstep.kernel.logs import get_logger
 
 _log = get_logger(__name__)
@@ -186,6 +186,8 @@ class Nemesis:
     def _do(self, name: str, chance: random.Random) -> bool:
         try:
             return self.deeds[name](chance)
+        except InvalidInput:  # refused with its reason, as when there is nothing left to stop
+            return False
         except (LockstepError, OSError) as error:
             _log.warning("a deed failed", deed=name, error=str(error))
             return False
