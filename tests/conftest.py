@@ -20,6 +20,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from lockstep.kernel.logs import get_logger
 from lockstep.kernel.settings import PROJECT_ROOT, load_settings
 
 if TYPE_CHECKING:
@@ -124,7 +125,11 @@ def _signals_as_usual() -> None:
 
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
-    """A command called in a test sends the log to a stream that closes with it: the next test must not meet that."""
+    """A command called in a test sends the log to a stream that closes with it: the next test must not meet that.
+
+    Nor structlog's own defaults, which a test of the log leaves behind: they print lines among a command's answers.
+    """
+    get_logger(__name__)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
