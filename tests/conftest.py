@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import boto3
-import psycopg
 import pytest
-from psycopg import sql
 
 from lockstep.kernel.logs import get_logger
 from lockstep.kernel.settings import PROJECT_ROOT, load_settings
+from tests.databases import fresh_database
 
 if TYPE_CHECKING:
     from stack.lifecycle import Stack
@@ -147,12 +146,8 @@ class FreshQueue(NamedTuple):
 @pytest.fixture
 def database(stack: Stack) -> Iterator[str]:
     """The address of an empty database, dropped afterwards."""
-    name = f"test_{secrets.token_hex(6)}"
-    state = stack.site().environment["LOCKSTEP_POSTGRES_DSN"]
-    with psycopg.connect(state, autocommit=True) as admin:
-        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        yield state.rsplit("/", 1)[0] + f"/{name}"
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+    with fresh_database(stack) as dsn:
+        yield dsn
 
 
 @pytest.fixture

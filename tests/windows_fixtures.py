@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import boto3
-import psycopg
 import pytest
-from psycopg import sql
 
 from lockstep.kernel.migrate import migrate
+from tests.databases import fresh_database
 from tests.windows_lane import LaneUnderTest, new_vault
 from tests.windows_world import World
 
@@ -19,14 +17,9 @@ from tests.windows_world import World
 @pytest.fixture(scope="session")
 def warehouse(stack: Any) -> Iterator[str]:
     """A warehouse of this test process alone, with the control tables."""
-    name = f"test_windows_{secrets.token_hex(4)}"
-    state = stack.site().environment["LOCKSTEP_POSTGRES_DSN"]
-    with psycopg.connect(state, autocommit=True) as admin:
-        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        dsn = state.rsplit("/", 1)[0] + f"/{name}"
+    with fresh_database(stack, "test_windows") as dsn:
         migrate(dsn, "lockstep.windows")
         yield dsn
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 @pytest.fixture

@@ -9,9 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
-from psycopg import sql
 
 from lockstep.kernel.errors import LostClaim, Terminal, Transient
 from lockstep.warehouse.dialect import Step
@@ -19,6 +17,7 @@ from lockstep.windows import mart, operations
 from lockstep.windows.model import WindowKind
 from lockstep.windows.operations import Doer
 from lockstep.windows.worker import WindowFailed
+from tests.databases import fresh_database
 from tests.producer_world import Place as Bucket
 from tests.producer_world import producing
 from tests.redshift_lane import RedshiftLane
@@ -34,12 +33,8 @@ DOER = Doer("test", "because")
 @pytest.fixture(scope="module")
 def empty_warehouse(stack: Any) -> Iterator[str]:
     """A database without our migrations: the sink makes its control tables itself."""
-    name = f"test_redshift_{secrets.token_hex(4)}"
-    state = stack.site().environment["LOCKSTEP_POSTGRES_DSN"]
-    with psycopg.connect(state, autocommit=True) as admin:
-        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        yield state.rsplit("/", 1)[0] + f"/{name}"
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+    with fresh_database(stack, "test_redshift") as dsn:
+        yield dsn
 
 
 @pytest.fixture
