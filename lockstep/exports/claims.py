@@ -513,8 +513,9 @@ class Publication:
         assert row is not None  # noqa: S101  # the upsert returns its row
         if connection.execute(_DONE, _fence(claim)).rowcount != 1:
             raise _lost(claim)
-        waiting = connection.execute(_ATTACH, {"file_id": claim.file_id, "as_of": claim.claimed_at}).fetchall()
-        attached = Counter(str(job) for (job,) in waiting)
+        waiting = {"file_id": claim.file_id, "as_of": claim.claimed_at}
+        served = connection.execute(_ATTACH, waiting).fetchall() if waiting_jobs else []
+        attached = Counter(str(job) for (job,) in served)
         deltas = {
             job: ledger.Delta(
                 pending=-count, done=count, reused=count, rows=count * receipt.rows, bytes=count * receipt.bytes
@@ -532,7 +533,7 @@ class Publication:
             bytes=(1 + own) * receipt.bytes,
         )
         ledger.settle(connection, deltas)
-        self.recorded, self.attached = True, len(waiting)
+        self.recorded, self.attached = True, len(served)
         return int(row[0])
 
 

@@ -159,23 +159,20 @@ class SourceSession:
 
 
 def _pieces(pgconn: Any) -> Iterator[bytes]:
-    # One call per row is the price of the protocol; everything else here is once per quarter megabyte. Twice as
-    # fast as iterating `cursor.copy()`, which wraps every row.
-    parts: list[bytes] = []
-    get, size = pgconn.get_copy_data, 0
-    append = parts.append
+    # One call per row is the price of the protocol; everything else here is once per quarter megabyte. A growing
+    # buffer takes a row in half the time that an object and a list entry for each take, and a quarter of what
+    # iterating `cursor.copy()` takes, which wraps every row.
+    buffer, get = bytearray(), pgconn.get_copy_data
     while True:
         length, data = get(0)
         if length <= 0:
             break
-        append(bytes(data))
-        size += length
-        if size >= _FLUSH:
-            yield b"".join(parts)
-            parts.clear()
-            size = 0
-    if parts:
-        yield b"".join(parts)
+        buffer += data
+        if len(buffer) >= _FLUSH:
+            yield bytes(buffer)
+            buffer.clear()
+    if buffer:
+        yield bytes(buffer)
 
 
 def _finish(pgconn: Any, key: str) -> int:
