@@ -16,7 +16,7 @@ from psycopg import sql
 
 from lockstep.exports.model import Format, FormulaGuard
 
-DIALECT = 1
+DIALECT = 2
 CSV_DIALECT: dict[str, Any] = {
     "encoding": "UTF-8",
     "byteOrderMark": False,
@@ -175,7 +175,8 @@ class _Parquet:
         table = csv.read_csv(
             pa.BufferReader(block),
             read_options=csv.ReadOptions(column_names=names, use_threads=False, block_size=max(len(block), 1)),
-            parse_options=csv.ParseOptions(newlines_in_values=True),
+            # A NULL alone in its row is an empty line, which the reader would skip.
+            parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
             convert_options=csv.ConvertOptions(
                 column_types=self._schema,
                 null_values=[""],
