@@ -104,6 +104,9 @@ def _selected(column: Column, form: Format, guard: FormulaGuard) -> sql.Composab
     if form is Format.PARQUET and column.type == "timestamp with time zone":
         spelled = "to_char({name} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS {label}"
         return sql.SQL(spelled).format(name=name, label=label)
+    if form is Format.NDJSON and column.type == "json":
+        # `json` keeps its text, line ends between tokens too; inside strings they are always escaped.
+        return sql.SQL("translate({name}::text, E'\\n\\r', '  ')::json AS {label}").format(name=name, label=label)
     return sql.SQL("{name} AS {label}").format(name=name, label=label)
 
 

@@ -82,6 +82,20 @@ def test_the_same_data_gives_the_same_bytes_in_every_format(world: World):
     assert objects[0]["note"] == ""
 
 
+def test_a_json_value_written_over_several_lines_is_one_line_of_ndjson(world: World):
+    """Guards readers that split at line ends: `json` keeps the text that was stored, with its line ends."""
+    world.source("DROP FUNCTION export_rows(text, date)")
+    world.source(
+        "CREATE FUNCTION export_rows(key text, effective_date date) RETURNS TABLE (a integer, j json) LANGUAGE sql AS"
+        """ $$ VALUES (1, E'{\n "b": "x\\\\ny",\r\n "a": 1}'::json), (2, NULL) $$"""
+    )
+    job_id = world.submit(("ABC", OLD), output={"format": "ndjson"})
+    world.drain()
+    lines = world.read("exports/2025/02/15/ABC_20250215.ndjson").decode().splitlines()
+    assert [json.loads(line) for line in lines] == [{"a": 1, "j": {"b": "x\ny", "a": 1}}, {"a": 2, "j": None}]
+    assert world.job(job_id).rows == len(lines)
+
+
 def test_the_formula_guard_defuses_text_and_has_a_path_of_its_own(world: World):
     world.source("DROP FUNCTION export_rows(text, date)")
     world.source(
