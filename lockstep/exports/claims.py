@@ -415,6 +415,8 @@ class ClaimStore:
             connection.execute(_LOCK_JOBS, (sorted(set(parameters["jobs"])),))
             rows = connection.execute(_REUSE, parameters).fetchall()
             ledger.settle(connection, _reuse_deltas(rows))
+            if rows:  # the store showed the files and the source its function: a job of reused files builds nothing
+                connection.execute(_CLOSE)
             crash_point("exports.reuse.before_commit")
         return len(rows)
 

@@ -256,6 +256,8 @@ class MemoryTables:
                 self._done(chunk)
                 self._settle(one.job_id)
                 count += 1
+        if count:
+            self.close_breakers()
         return count
 
     def trip(self, part: str, error: str) -> None:

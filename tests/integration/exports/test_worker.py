@@ -289,6 +289,28 @@ def test_nothing_is_reserved_while_a_breaker_is_open(world: World):
     assert world.claims().reserve(5) is None
 
 
+def test_files_that_are_reused_end_an_outage_too(world: World):
+    """Guards a job that builds nothing: after an outage it would go on one chunk at a time, to its end."""
+    days = [f"202502{n}" for n in range(10, 20)]
+    world.submit(*(("ABC", day) for day in days))
+    world.drain()
+    job_id = world.submit(*(("ABC", day) for day in days))
+    world.claims().trip("s3", "away")
+    world.ask("UPDATE exports.breaker SET open_until = now()")
+    claims, worker = world.claims(), world.worker()
+    probe = claims.reserve(100)
+    assert probe is not None
+    assert probe.size == 1
+    worker.work(probe.batch_id)
+    rest = claims.reserve(100)
+    assert rest is not None
+    assert rest.size == len(days) - 1
+    worker.work(rest.batch_id)
+    worker._source.close()
+    assert world.job(job_id).reused == len(days)
+    assert world.claims().breakers() == {}
+
+
 def test_cancel_before_any_work_ends_the_job_at_once_and_nothing_is_built(world: World):
     job_id = world.submit(("ABC", OLD))
     assert world.jobs.cancel(job_id).status is JobStatus.CANCELLED
