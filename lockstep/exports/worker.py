@@ -148,6 +148,7 @@ class Worker:
     def work(self, batch_id: str, *, stop: Callable[[], bool] = lambda: False, tally: Tally | None = None) -> Tally:
         """Take chunks of a batch until none is left to take, or until `stop`. `tally` is added to, if given."""
         tally = Tally() if tally is None else tally
+        self._source.refresh()
         try:
             tally.reused += self.reuse(batch_id)
         except (SourceDown, StoreDown) as error:

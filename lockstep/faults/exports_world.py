@@ -377,6 +377,9 @@ class _Source:
         yield self._world.call(self._actor, "source.copy", f"{key},{day},{version}\n".encode, _source_down)
         self.rows = 1
 
+    def refresh(self) -> None:
+        """It never changes."""
+
     def interrupt(self) -> None:
         """Nothing waits here."""
 

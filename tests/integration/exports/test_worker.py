@@ -147,6 +147,27 @@ def test_a_file_that_is_gone_changed_or_of_another_version_is_built_again(world:
     assert world.job(changed).generated == 3
 
 
+def test_a_worker_that_stays_sees_that_the_function_was_replaced(world: World):
+    """Guards a fleet that runs for days: its session is older than the function, its next batch must not be."""
+    worker, claims = world.worker(), world.claims()
+
+    def work() -> Tally:
+        job_id = world.submit(("ABC", OLD))
+        batch = claims.reserve(1)
+        assert batch is not None
+        tally = worker.work(batch.batch_id)
+        assert world.job(job_id).status is JobStatus.COMPLETED
+        return tally
+
+    assert (work().built, work().reused) == (1, 1)
+    _break_function(world, "")  # other columns
+    assert work().built == 1
+    assert world.read("exports/2025/02/15/ABC_20250215.csv") == b"a\n1\n"
+    world.source("ALTER FUNCTION export_rows(text, date) COST 777")
+    assert (work().built, work().reused) == (1, 1)
+    worker._source.close()
+
+
 def test_a_file_made_while_its_data_was_moving_is_never_reused(world: World):
     world.submit(("ABC", OLD))
     world.drain()
