@@ -43,10 +43,11 @@ LONGEST_BUILD_SECONDS = 3600.0
 _MOST_JOBS = 200
 _LONGEST_ERROR = 1000
 
+# The first job of every client, then the second of every one: the bound must not hide a client behind another's jobs.
 _ACTIVE = """
 SELECT job_id, client_id, running FROM exports.job
  WHERE status IN ('SUBMITTED', 'IN_PROGRESS') AND NOT cancel_requested AND pending > 0
- ORDER BY number LIMIT %s"""
+ ORDER BY row_number() OVER (PARTITION BY client_id ORDER BY number), number LIMIT %s"""
 _BUSY = """
 SELECT client_id, sum(running) FROM exports.job
  WHERE status IN ('SUBMITTED', 'IN_PROGRESS') AND running > 0 GROUP BY client_id"""

@@ -304,6 +304,18 @@ def test_a_chunk_beyond_a_lowered_limit_of_attempts_fails_and_does_not_wait_for_
     assert world.job(job_id).status is JobStatus.COMPLETED
 
 
+def test_a_client_with_many_jobs_does_not_hide_the_only_job_of_another(world: World, monkeypatch: pytest.MonkeyPatch):
+    """Guards fairness where it begins: a job that is not looked at is never chosen."""
+    monkeypatch.setattr("lockstep.exports.claims._MOST_JOBS", 3)
+    for number in range(1, 6):
+        world.submit((f"K{number:04d}", OLD))
+    only = world.submit(("ABC", OLD), client=ClientStore(world.state).add("other"))
+    claims = world.claims()
+    batch = claims.reserve(2)
+    assert batch is not None
+    assert only in {job for (job,) in world.ask("SELECT job_id FROM exports.job_chunk WHERE batch_id IS NOT NULL")}
+
+
 def test_nothing_is_reserved_while_a_breaker_is_open(world: World):
     world.submit(("ABC", OLD))
     world.claims().trip("s3", "away")
