@@ -9,8 +9,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from lockstep.exports.model import CHUNKS_ASSET, JobStatus, Tally
+from lockstep.exports import inspect
+from lockstep.exports.model import CHUNKS_ASSET, JobStatus, Place, Tally
 from lockstep.exports.queue import ChunkQueue, parse_message
+from lockstep.exports.sink import ObjectStore
 from platform_assets import exports as export_assets
 from platform_assets.definitions import build_definitions
 from platform_assets.export_events import chunk_partitions
@@ -214,6 +216,17 @@ def test_housekeeping_writes_manifests_and_its_checks_see_what_is_wrong(deployed
     second = job.execute_in_process(instance=instance, raise_on_error=False)
     verdicts = {one.check_name: one.passed for one in second.get_asset_check_evaluations()}
     assert verdicts["files_match_cache_check"] is False
+
+
+def test_jobs_beyond_one_pass_get_their_manifests_from_the_next(deployed: World, monkeypatch: pytest.MonkeyPatch):
+    """Guards a busy hour: a job that is not among the newest must not stay without a manifest."""
+    monkeypatch.setattr("lockstep.exports.inspect._MOST_MANIFESTS", 2)
+    made = [deployed.submit(("ABC", OLD)) for _ in range(3)]
+    deployed.drain()
+    place, objects = Place(deployed.bucket), ObjectStore(deployed.s3, deployed.bucket)
+    passes = [inspect.write_manifests(deployed.state, deployed.jobs, objects, place) for _ in range(3)]
+    assert [len(one) for one in passes] == [2, 1, 0]
+    assert sorted(job for one in passes for job in one) == sorted(made)
 
 
 def test_the_asset_key_is_what_the_events_say():
