@@ -128,6 +128,7 @@ def test_a_key_in_flight_is_a_conflict_that_may_be_repeated(http: TestClient, mo
         answer = http.post("/jobs", json=BODY, headers={"Idempotency-Key": "busy"})
     assert (answer.status_code, answer.headers["retry-after"]) == (409, "1")
     assert answer.json()["type"] == "/problems/idempotency-key-in-flight"
+    assert answer.json()["retryable"] is True
     assert http.post("/jobs", json=BODY, headers={"Idempotency-Key": "busy"}).status_code == 202
 
 
