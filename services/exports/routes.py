@@ -21,7 +21,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from lockstep.exports import rules
 from lockstep.exports.dialect import CSV_DIALECT
 from lockstep.exports.model import Chunk, ChunkRequest, ChunkStatus, Client, Format, Job, JobStatus
-from lockstep.exports.store import IDEMPOTENCY_HOURS, Accepted
+from lockstep.exports.store import IDEMPOTENCY_HOURS, Accepted, NotFound
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import Transient
 from services.exports.budget import charge
@@ -54,6 +54,7 @@ _LOOK_AGAIN_SECONDS = 0.5
 _WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,6})\"?\s*(;.*)?", re.ASCII | re.IGNORECASE)
 _INSTANT = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]", re.ASCII)
 _CURSOR = "^[0-9a-f]{16}$"
+_JOB_ID = re.compile(rules.JOB_ID_PATTERN, re.ASCII)
 
 
 class _Segment(Convertor[str]):
@@ -108,9 +109,20 @@ def _in_utc(moment: datetime) -> datetime:
         return datetime.min.replace(tzinfo=UTC) if moment.year == 1 else datetime.max.replace(tzinfo=UTC)
 
 
+def _possible(job_id: str) -> str:
+    """An id that no job can have is answered like one that no job has: clients look for 404, whatever they asked."""
+    if not _JOB_ID.fullmatch(job_id):
+        raise NotFound("there is no such job.")
+    return job_id
+
+
 Instant = Annotated[AwareDatetime, BeforeValidator(_spelled), AfterValidator(_in_utc)]
 Caller = Annotated[Client, Depends(_client)]
-JobId = Annotated[str, Path(alias="jobId", pattern=f"^{rules.JOB_ID_PATTERN}$", examples=[EXAMPLE_ID])]
+JobId = Annotated[
+    str,
+    Path(alias="jobId", json_schema_extra={"pattern": f"^{rules.JOB_ID_PATTERN}$"}, examples=[EXAMPLE_ID]),
+    AfterValidator(_possible),
+]
 Cursor = Annotated[str | None, Query(pattern=_CURSOR, description="`nextCursor` of the page before.")]
 IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match", pattern=r"^[\x20-\x7e]{0,200}$")]
 Prefer = Annotated[

@@ -218,6 +218,18 @@ def test_an_address_or_method_that_is_not_there_is_a_documented_problem_too(
     assert http.get(answer.json()["type"]).json()["meaning"]
 
 
+@pytest.mark.parametrize(
+    "name", ["nothing", "J20260102", "j20260102_000123", "J20260102_000123%00", "J20260102_%D9%A1%D9%A2"]
+)
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", ""), ("GET", "/chunks"), ("GET", "/manifest"), ("POST", ":cancel"), ("POST", ":retry")]
+)
+def test_an_id_that_no_job_can_have_is_not_found_like_any_other(http: TestClient, method: str, path: str, name: str):
+    answer = http.request(method, f"/jobs/{name}{path}")
+    assert (answer.status_code, answer.json()["type"]) == (404, "/problems/job-not-found")
+    assert http.request(method, f"/jobs/{name}{path}", headers={"X-Api-Key": ""}).status_code == 401
+
+
 def test_a_misspelt_query_parameter_is_refused_by_name(http: TestClient):
     """Guards callers against a filter that silently does not filter."""
     refused = http.get("/jobs", params={"statuss": "FAILED"})
