@@ -187,13 +187,17 @@ class Chunk:
     reused: bool
     rows_so_far: int
     error_message: str | None
-    current_generation: int | None
+    current_sha256: str | None
+    current_etag: str | None
 
     @property
     def is_downloadable(self) -> bool:
-        """Whether the bytes that this chunk recorded can still be read: pinned by a version, or not yet replaced."""
+        """Whether the bytes that this chunk recorded can still be read: pinned by a version, or in place.
+
+        A later job that made the file anew and found the same data replaced nothing.
+        """
         done = self.status == ChunkStatus.DONE
-        return done and (self.version_id is not None or self.generation == self.current_generation)
+        return done and (self.version_id is not None or self.sha256 == self.current_sha256)
 
 
 @dataclass(frozen=True)

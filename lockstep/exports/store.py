@@ -75,7 +75,8 @@ SELECT {_JOB_COLUMNS} FROM exports.job
 _CHUNKS = """
 SELECT c.job_id, c.chunk_key, c.ordinal, c.key, c.effective_date, c.status, c.attempts, c.started_at, c.completed_at,
        c.s3_object_key AS object_key, c.row_count AS rows, c.bytes, c.sha256, c.etag, c.version_id, c.generation,
-       c.as_of, c.columns, c.reused, c.rows_so_far, c.error_message, f.generation AS current_generation
+       c.as_of, c.columns, c.reused, c.rows_so_far, c.error_message, f.sha256 AS current_sha256,
+       f.etag AS current_etag
   FROM exports.job_chunk AS c LEFT JOIN exports.file_cache AS f USING (file_id)
  WHERE c.job_id = %(job)s AND c.ordinal > %(after)s AND (%(status)s::text IS NULL OR c.status = %(status)s)
  ORDER BY c.ordinal LIMIT %(limit)s"""

@@ -362,7 +362,7 @@ def download(
     key: Annotated[str, Path(pattern=f"^{rules.KEY_PATTERN}$")],
     date: Annotated[str, Path(pattern=f"^(?:{rules.DATE_PATTERN})$")],
 ) -> Response:
-    """Redirects to the object store; 410 if a later job replaced these bytes."""
+    """Redirects to the object store; 410 if a later job put other bytes in their place."""
     doors = request.app.state.doors
     doors.jobs.get(job_id, client=client)
     chunk = _find_chunk(doors, job_id, key, date)
@@ -371,7 +371,7 @@ def download(
             HTTPStatus.NOT_FOUND, "file-not-found", "No such file.", "The chunk does not exist or is not done."
         )
     if not chunk.is_downloadable or (
-        chunk.version_id is None and doors.objects.etag(str(chunk.object_key)) != chunk.etag
+        chunk.version_id is None and doors.objects.etag(str(chunk.object_key)) != chunk.current_etag
     ):
         raise problem(HTTPStatus.GONE, "file-superseded", "Replaced.", "A later job made this file anew.")
     return RedirectResponse(_address(doors, chunk), status_code=HTTPStatus.TEMPORARY_REDIRECT)

@@ -284,12 +284,32 @@ def test_a_replaced_file_is_said_to_be_gone_and_never_served_under_an_old_checks
     body = {"items": [{"key": "K0007", "effectiveDates": [RECENT]}]}
     first = _submit(http, body)
     module_world.drain()
+    module_world.source("UPDATE demo.source_key SET rows_per_day = rows_per_day + 1 WHERE key = 'K0007'")
     _submit(http, body)
     module_world.drain()
+    module_world.source("UPDATE demo.source_key SET rows_per_day = rows_per_day - 1 WHERE key = 'K0007'")
     (entry,) = http.get(f"/jobs/{first}/manifest").json()["files"]
     assert (entry["superseded"], entry["url"]) == (True, None)
     gone = http.get(f"/jobs/{first}/files/K0007/{RECENT}", follow_redirects=False)
     assert (gone.status_code, gone.json()["type"]) == (410, "/problems/file-superseded")
+
+
+def test_a_file_made_anew_from_the_same_data_serves_the_older_job_too(http: TestClient, module_world: World):
+    """Guards a client that is slow to download: somebody else's equal job must not take its files away."""
+    import hashlib
+
+    body = {"items": [{"key": "K0008", "effectiveDates": [RECENT]}]}
+    jobs = []
+    for _ in range(2):
+        jobs.append(_submit(http, body))
+        module_world.drain()
+    entries = [http.get(f"/jobs/{job}/manifest").json()["files"][0] for job in jobs]
+    assert [one["generation"] for one in entries] == [1, 2]
+    for job, entry in zip(jobs, entries, strict=True):
+        assert (entry["superseded"], entry["sha256"]) == (False, entries[0]["sha256"])
+        redirect = http.get(f"/jobs/{job}/files/K0008/{RECENT}", follow_redirects=False)
+        for address in (entry["url"], redirect.headers["location"]):
+            assert hashlib.sha256(httpx.get(address).content).hexdigest() == entry["sha256"]
 
 
 def test_pages_show_every_job_once_while_new_ones_arrive(http: TestClient):
