@@ -180,10 +180,12 @@ SELECT c.job_id, c.chunk_key, c.key, c.effective_date, c.file_id, j.tenant, j.fo
   FROM exports.job_chunk AS c JOIN exports.job AS j USING (job_id)
  WHERE c.status = 'RUNNING' AND c.lease_until <= clock_timestamp()
  ORDER BY c.lease_until LIMIT %s FOR UPDATE OF c SKIP LOCKED"""
+# A file is as old as its data, which was read before it was published: a build may take an hour, and midnight may fall
+# into it.
 _REUSE_CANDIDATES = """
 SELECT c.job_id, c.chunk_key, j.as_of AS decided_at, j.reuse_window_days, j.max_age_seconds, f.file_id,
        f.effective_date, f.s3_object_key AS object_key, f.schema_version, f.etag, f.bytes, f.generation,
-       f.last_generated_at
+       least(f.last_generated_at, f.as_of) AS last_generated_at
   FROM exports.job_chunk AS c JOIN exports.job AS j USING (job_id) JOIN exports.file_cache AS f USING (file_id)
  WHERE c.batch_id = %s AND c.status = 'PENDING' AND c.reuse_allowed
    AND j.status IN ('SUBMITTED', 'IN_PROGRESS') AND NOT j.cancel_requested

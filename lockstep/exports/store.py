@@ -95,7 +95,8 @@ SELECT job_id, chunk_key FROM exports.job_chunk JOIN exports.job AS j USING (job
  WHERE key = %s AND effective_date = %s AND job_chunk.status = 'FAILED' AND j.status = 'FAILED'
  ORDER BY job_id"""
 _REUSE_PLAN = """
-SELECT file_id, effective_date, s3_object_key AS object_key, schema_version, etag, bytes, generation, last_generated_at
+SELECT file_id, effective_date, s3_object_key AS object_key, schema_version, etag, bytes, generation,
+       least(last_generated_at, as_of) AS last_generated_at
   FROM exports.file_cache WHERE file_id = ANY(%s)"""
 _NOW = "SELECT clock_timestamp()"
 _PRUNE_KEYS = "DELETE FROM exports.idempotency WHERE created_at < clock_timestamp() - make_interval(hours => %s)"

@@ -168,10 +168,14 @@ def test_a_worker_that_stays_sees_that_the_function_was_replaced(world: World):
     worker._source.close()
 
 
-def test_a_file_made_while_its_data_was_moving_is_never_reused(world: World):
+@pytest.mark.parametrize("moment", ["last_generated_at", "as_of"])
+def test_a_file_made_while_its_data_was_moving_is_never_reused(world: World, moment: str):
+    """Also if it was read before its data was final and published after."""
     world.submit(("ABC", OLD))
     world.drain()
-    world.ask("UPDATE exports.file_cache SET last_generated_at = '2025-02-20T00:00:00Z'")
+    world.ask(f"UPDATE exports.file_cache SET {moment} = '2025-02-20T00:00:00Z'")  # noqa: S608  # names of this module
+    body = {"items": [{"key": "ABC", "effectiveDates": [OLD]}]}
+    assert world.jobs.plan(world.client.client, rules.parse_submission(body, world.limits)).reusable == 0
     job_id = world.submit(("ABC", OLD))
     world.drain()
     assert world.job(job_id).generated == 1
