@@ -42,6 +42,10 @@ IDEMPOTENCY_HOURS = 48
 _LANES_PER_JOB = 8
 
 _TRY_KEY = "SELECT pg_try_advisory_xact_lock(hashtextextended('exports.idempotency/' || %s || '/' || %s, 0))"
+# The promised time decides, not when housekeeping comes by.
+_EXPIRE_KEY = """
+DELETE FROM exports.idempotency
+ WHERE client_id = %s AND idempotency_key = %s AND created_at < clock_timestamp() - make_interval(hours => %s)"""
 _SEEN_KEY = """
 SELECT request_sha256, answer FROM exports.idempotency WHERE client_id = %s AND idempotency_key = %s"""
 _KEEP_KEY = """
@@ -368,6 +372,7 @@ def _hint(job_id: str, key: str, day: Any, number: int) -> Message:
 def _answered(connection: Connection, client: Client, key: str, digest: str) -> dict[str, Any] | None:
     if not _one(connection, _TRY_KEY, (client.client_id, key)):
         raise KeyInFlight("a request with this Idempotency-Key is being answered.", retry_after=1.0)
+    connection.execute(_EXPIRE_KEY, (client.client_id, key, IDEMPOTENCY_HOURS))
     row = connection.execute(_SEEN_KEY, (client.client_id, key)).fetchone()
     if row is None:
         return None

@@ -119,6 +119,21 @@ def test_the_same_key_with_another_body_is_refused(http: TestClient):
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/idempotency-key-reused")
 
 
+def test_a_key_past_its_time_is_a_new_key(http: TestClient, module_world: World):
+    """Guards what `GET /limits` promises: nobody has to wait for housekeeping, with the same body or another."""
+    hours = http.get("/limits").json()["idempotencyHours"]
+    aged = (
+        "UPDATE exports.idempotency SET created_at = now() - make_interval(hours => %s) WHERE idempotency_key = 'old'"
+    )
+    first = _submit(http, headers={"Idempotency-Key": "old"})
+    module_world.ask(aged, hours - 1)
+    assert _submit(http, headers={"Idempotency-Key": "old"}) == first
+    module_world.ask(aged, hours + 1)
+    second = _submit(http, {**BODY, "force": True}, headers={"Idempotency-Key": "old"})
+    assert second != first
+    assert _submit(http, {**BODY, "force": True}, headers={"Idempotency-Key": "old"}) == second
+
+
 def test_a_key_in_flight_is_a_conflict_that_may_be_repeated(http: TestClient, module_world: World):
     with psycopg.connect(module_world.state_dsn) as other:
         other.execute(
