@@ -155,6 +155,8 @@ class Worker:
             self._trip(error)
             tally.errors.append(str(error))
             return tally
+        except Terminal as error:  # their builds meet it too, and there it is recorded: raised here, they would wait on
+            _log.warning("nothing reused", batch=batch_id, error=str(error))
         while not stop() and (claim := self._claims.claim(batch_id)) is not None:
             if not self._one(claim, tally):
                 break  # a part is down: the rest of the batch would only meet the same error

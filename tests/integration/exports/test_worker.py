@@ -254,6 +254,18 @@ def test_retry_runs_only_the_failed_chunks_and_the_job_completes(world: World):
     assert untouched.completed_at == done_before[0].completed_at
 
 
+def test_a_chunk_that_could_be_reused_fails_like_any_other_when_the_function_is_gone(world: World):
+    """Guards against a job that never ends: the worker would die before it takes the chunk, again and again."""
+    world.submit(("ABC", OLD))
+    world.drain()
+    world.source("DROP FUNCTION export_rows(text, date)")
+    job_id = world.submit(("ABC", OLD))
+    world.drain()
+    (chunk,) = world.jobs.chunks(job_id)
+    assert (world.job(job_id).status, chunk.status) == (JobStatus.FAILED, ChunkStatus.FAILED)
+    assert "the source has no function export_rows" in str(chunk.error_message)
+
+
 def _refused() -> Any:
     raise Transient("connection refused")
 
