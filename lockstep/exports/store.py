@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 from psycopg.rows import class_row, dict_row
@@ -286,7 +286,7 @@ class JobStore:
             crash_point("exports.retry.before_commit")
             return _get(connection, job_id, client)
 
-    def failed_chunks(self, key: str, day: Any) -> Sequence[tuple[str, str]]:
+    def failed_chunks(self, key: str, day: date) -> Sequence[tuple[str, str]]:
         """(job, chunk) pairs of one key and date that failed, for an operator who rebuilds the partition."""
         with transaction(self._source, what="finding failed chunks") as connection:
             return [(str(job), str(chunk)) for job, chunk in connection.execute(_FAILED_OF_FILE, (key, day))]
@@ -360,7 +360,7 @@ class JobStore:
                 )
 
 
-def _hint(job_id: str, key: str, day: Any, number: int) -> Message:
+def _hint(job_id: str, key: str, day: date, number: int) -> Message:
     return Message(
         lane=f"exports/{job_id}/{number % _LANES_PER_JOB}",
         destination=f"sqs:{WORK_QUEUE}",

@@ -83,7 +83,12 @@ def _break(world: World, *, only: str | None) -> None:
     )
 
 
-def test_materializing_a_failed_partition_by_hand_completes_its_job(deployed: World, instance: dg.DagsterInstance):
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_materializing_a_failed_partition_by_hand_completes_its_job(
+    deployed: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, zone: str
+):
+    """Also on a database that does not stand in UTC: a person who sees green must not have a job that stays red."""
+    monkeypatch.setenv("PGTZ", zone)
     _break(deployed, only="ABC")
     job_id = deployed.submit(("ABC", OLD))
     deployed.drain()
