@@ -110,7 +110,7 @@ def _by_hand(context: dg.AssetExecutionContext, settings: Settings, state: Pool)
         with open_worker(settings) as worker:
             tally = worker.work(batch.batch_id)
         claims.release(batch.batch_id)
-    if tally.failed or tally.postponed:
+    if tally.errors:  # failed, put off, or not even looked at because a part is away
         raise Terminal(
             "; ".join(tally.errors), unit=context.partition_key, next_step="correct it, then run this again."
         )

@@ -12,7 +12,7 @@ import pytest
 from lockstep.exports import inspect
 from lockstep.exports.model import CHUNKS_ASSET, JobStatus, Place, Tally
 from lockstep.exports.queue import ChunkQueue, parse_message
-from lockstep.exports.sink import ObjectStore
+from lockstep.exports.sink import ObjectStore, StoreDown
 from platform_assets import exports as export_assets
 from platform_assets.definitions import build_definitions
 from platform_assets.export_events import chunk_partitions
@@ -101,6 +101,27 @@ def test_materializing_a_failed_partition_by_hand_completes_its_job(
     assert job.execute_in_process(partition_key=f"ABC|{OLD}", instance=instance).success
     assert deployed.job(job_id).status is JobStatus.COMPLETED
     assert job.execute_in_process(partition_key=f"ABC|{OLD}", instance=instance).success, "again: nothing to do"
+
+
+def test_a_partition_that_an_outage_kept_from_its_file_is_not_green(
+    deployed: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+):
+    """Guards a person against green: the file was to be reused, and the store could not be asked for it."""
+    deployed.submit(("ABC", OLD))
+    deployed.drain()
+    job_id = deployed.submit(("ABC", OLD))
+    instance.add_dynamic_partitions(str(chunk_partitions.name), [f"ABC|{OLD}"])
+    job = build_definitions().resolve_job_def("export_chunks_job")
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "present", _away)
+        refused = job.execute_in_process(partition_key=f"ABC|{OLD}", instance=instance, raise_on_error=False)
+    assert not refused.success
+    assert job.execute_in_process(partition_key=f"ABC|{OLD}", instance=instance).success
+    assert deployed.job(job_id).status is JobStatus.COMPLETED
+
+
+def _away(*_: object) -> None:
+    raise StoreDown("the store is away.")
 
 
 def _status(instance: dg.DagsterInstance) -> dict[str, set[str]]:
