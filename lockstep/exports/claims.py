@@ -106,7 +106,8 @@ UPDATE exports.job_chunk AS c
        lock_owner = %(owner)s, lease_until = clock_timestamp() + make_interval(secs => %(lease)s), rows_so_far = 0,
        started_at = coalesce(c.started_at, clock_timestamp()), batch_id = NULL, reserved_until = NULL
   FROM picked WHERE c.job_id = picked.job_id AND c.chunk_key = picked.chunk_key
-RETURNING c.job_id, c.chunk_key, c.key, c.effective_date, c.file_id, c.attempts, c.fence, c.locked_at AS claimed_at"""
+RETURNING c.job_id, c.chunk_key, c.key, c.effective_date, c.file_id, c.attempts, c.fence, c.counted_from,
+          c.locked_at AS claimed_at"""
 _START = """
 UPDATE exports.job
    SET pending = pending - 1, running = running + 1, status = 'IN_PROGRESS', version = version + 1,
@@ -176,7 +177,7 @@ UPDATE exports.job_chunk
  WHERE job_id = %(job)s AND chunk_key = %(chunk)s AND fence = %(fence)s AND status = 'RUNNING'"""
 _EXPIRED = """
 SELECT c.job_id, c.chunk_key, c.key, c.effective_date, c.file_id, j.tenant, j.format, j.formula_guard, c.attempts,
-       c.fence, c.locked_at AS claimed_at, j.cancel_requested, c.lock_owner
+       c.fence, c.counted_from, c.locked_at AS claimed_at, j.cancel_requested, c.lock_owner
   FROM exports.job_chunk AS c JOIN exports.job AS j USING (job_id)
  WHERE c.status = 'RUNNING' AND c.lease_until <= clock_timestamp()
  ORDER BY c.lease_until LIMIT %s FOR UPDATE OF c SKIP LOCKED"""

@@ -225,6 +225,7 @@ class Claim:
     attempts: int
     fence: int
     claimed_at: datetime
+    counted_from: int = 0
 
     @property
     def unit(self) -> str:
@@ -233,8 +234,8 @@ class Claim:
 
     @property
     def refunds(self) -> int:
-        """Claims of this chunk that were not counted as attempts, or no longer are."""
-        return self.fence - self.attempts
+        """Claims of this chunk since its submission or retry that were not counted as attempts, or no longer are."""
+        return self.fence - self.counted_from - self.attempts
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,8 @@ UPDATE exports.job SET cancel_requested = true, version = version + 1, updated_a
  WHERE job_id = %s AND status IN ('SUBMITTED', 'IN_PROGRESS') AND NOT cancel_requested"""
 _RETRY = """
 UPDATE exports.job_chunk
-   SET status = 'PENDING', attempts = 0, run_at = clock_timestamp(), completed_at = NULL, batch_id = NULL,
-       reserved_until = NULL
+   SET status = 'PENDING', attempts = 0, counted_from = fence, run_at = clock_timestamp(), completed_at = NULL,
+       batch_id = NULL, reserved_until = NULL
  WHERE job_id = %(job)s AND status = 'FAILED' AND (%(chunk)s::text IS NULL OR chunk_key = %(chunk)s)
 RETURNING key, effective_date"""
 _FAILED_OF_FILE = """

@@ -131,7 +131,7 @@ class MemoryTables:
         for chunk in self._of(job_id):
             if chunk.status is ChunkStatus.FAILED:
                 chunk.status, chunk.run_at = ChunkStatus.PENDING, 0.0
-                chunk.claim = replace(chunk.claim, attempts=0)
+                chunk.claim = replace(chunk.claim, attempts=0, counted_from=chunk.claim.fence)
         job.status = JobStatus.IN_PROGRESS
 
     # --- workers ------------------------------------------------------------------------------------------------------

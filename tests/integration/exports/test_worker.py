@@ -301,6 +301,11 @@ def test_a_chunk_whose_statement_ends_its_session_fails_in_the_end_and_the_other
     assert "57P01" in str(poison.error_message)
     assert good.status == ChunkStatus.DONE
     assert world.job(job_id).status is JobStatus.FAILED
+    world.jobs.retry(job_id)
+    world.ask("UPDATE exports.breaker SET open_until = now()")
+    assert world.drain().postponed == 1
+    poison, _ = world.jobs.chunks(job_id)
+    assert (poison.status, poison.attempts) == (ChunkStatus.PENDING, 0), "a retry begins with all that was used up"
 
 
 def test_a_chunk_beyond_a_lowered_limit_of_attempts_fails_and_does_not_wait_for_ever(world: World):
