@@ -51,13 +51,16 @@ SELECT job_id, client_id, running FROM exports.job
 _BUSY = """
 SELECT client_id, sum(running) FROM exports.job
  WHERE status IN ('SUBMITTED', 'IN_PROGRESS') AND running > 0 GROUP BY client_id"""
+# A chunk whose file is being built cannot be claimed: set aside, it would be given back and set aside again until that
+# build ends, by a loop as fast as the database and by a run at every tick.
 _CANDIDATES = """
 SELECT j.client_id, c.job_id, c.chunk_key, c.file_id
   FROM unnest(%(jobs)s::text[], %(clients)s::text[]) WITH ORDINALITY AS j (job_id, client_id, place)
  CROSS JOIN LATERAL (
-    SELECT job_id, chunk_key, file_id, ordinal FROM exports.job_chunk
+    SELECT job_id, chunk_key, file_id, ordinal FROM exports.job_chunk AS w
      WHERE job_id = j.job_id AND status = 'PENDING' AND run_at <= clock_timestamp()
        AND (reserved_until IS NULL OR reserved_until <= clock_timestamp())
+       AND NOT EXISTS (SELECT 1 FROM exports.job_chunk AS r WHERE r.file_id = w.file_id AND r.status = 'RUNNING')
      ORDER BY ordinal LIMIT %(limit)s) AS c
  ORDER BY j.place, c.ordinal"""
 _RESERVE = """

@@ -207,6 +207,26 @@ def test_a_job_submitted_after_a_build_began_is_not_served_by_it(world: World):
     assert world.job(late).generated == 1
 
 
+def test_a_chunk_whose_file_is_being_built_is_not_set_aside_in_vain(world: World):
+    """Guards the database: a worker that can take nothing must find nothing, and wait, instead of asking on and on."""
+    first = world.submit(("ABC", RECENT))
+    claims = world.claims()
+    batch = claims.reserve(5)
+    assert batch is not None
+    claim = claims.claim(batch.batch_id)
+    assert claim is not None
+    late = world.submit(("ABC", RECENT), ("XYZ", RECENT))
+    idle = world.claims("idle")
+    other = idle.reserve(5)
+    assert other is not None
+    assert other.size == 1, "the other file of the same job is not held up"
+    assert idle.reserve(5) is None
+    world.worker(claims)._one(claim, Tally())
+    idle.release(other.batch_id)
+    world.drain()
+    assert {world.job(one).status for one in (first, late)} == {JobStatus.COMPLETED}
+
+
 def test_files_are_not_shared_between_tenants(world: World):
     other = ClientStore(world.state).add("other", tenant="acme")
     world.submit(("ABC", OLD))
