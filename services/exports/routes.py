@@ -373,7 +373,8 @@ def download(
     if not chunk.is_downloadable or (
         chunk.version_id is None and doors.objects.etag(str(chunk.object_key)) != chunk.current_etag
     ):
-        raise problem(HTTPStatus.GONE, "file-superseded", "Replaced.", "A later job made this file anew.")
+        words = "The recorded bytes are not there any more: a later job made this file anew, or somebody removed it."
+        raise problem(HTTPStatus.GONE, "file-superseded", "Replaced.", words)
     return RedirectResponse(_address(doors, chunk), status_code=HTTPStatus.TEMPORARY_REDIRECT)
 
 

@@ -309,6 +309,17 @@ def test_a_replaced_file_is_said_to_be_gone_and_never_served_under_an_old_checks
     assert (gone.status_code, gone.json()["type"]) == (410, "/problems/file-superseded")
 
 
+def test_a_file_that_somebody_removed_is_gone_and_the_answer_does_not_blame_a_later_job(
+    http: TestClient, module_world: World
+):
+    job_id = _submit(http, {"items": [{"key": "K0009", "effectiveDates": [OLD]}]})
+    module_world.drain()
+    module_world.s3.delete_object(Bucket=module_world.bucket, Key=f"exports/2025/02/15/K0009_{OLD}.csv")
+    gone = http.get(f"/jobs/{job_id}/files/K0009/{OLD}", follow_redirects=False)
+    assert (gone.status_code, gone.json()["type"]) == (410, "/problems/file-superseded")
+    assert "or somebody removed it" in gone.json()["detail"]
+
+
 def test_a_file_made_anew_from_the_same_data_serves_the_older_job_too(http: TestClient, module_world: World):
     """Guards a client that is slow to download: somebody else's equal job must not take its files away."""
     import hashlib
