@@ -4,7 +4,7 @@ What belongs here: doors into lockstep/exports. What does not: rules, SQL and by
 No `from __future__ import annotations`: Dagster reads the annotations of `config` as real types.
 """
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 import dagster as dg
 
@@ -110,7 +110,7 @@ def _by_hand(context: dg.AssetExecutionContext, settings: Settings, state: Pool)
         with open_worker(settings) as worker:
             tally = worker.work(batch.batch_id)
         claims.release(batch.batch_id)
-    if tally.failed or tally.postponed:
+    if tally.errors:  # failed, put off, or not even looked at because a part is away
         raise Terminal(
             "; ".join(tally.errors), unit=context.partition_key, next_step="correct it, then run this again."
         )
@@ -122,11 +122,12 @@ def _by_hand(context: dg.AssetExecutionContext, settings: Settings, state: Pool)
     )
 
 
-def _partition(context: dg.AssetExecutionContext) -> tuple[str, datetime]:
+def _partition(context: dg.AssetExecutionContext) -> tuple[str, date]:
     if not context.has_partition_key:
         raise InvalidInput("choose a partition KEY|YYYYMMDD, or let the sensor start a batch.", unit=CHUNKS_ASSET)
     key, _, day = context.partition_key.rpartition("|")
-    return key, datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC)
+    # A day, not its midnight: compared with a date, an instant is another one in every time zone of the database.
+    return key, datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC).date()
 
 
 @dg.asset(

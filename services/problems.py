@@ -136,7 +136,8 @@ def _complete(content: dict[str, Any], request: Request, response: Response) -> 
     full = {
         **content,
         "traceId": request.scope.get(SCOPE_TRACE) or trace.current_trace(),
-        "retryable": response.status_code in _RETRYABLE,
+        # Whoever is told when to come back may come back: a conflict with a request in flight is over in a second.
+        "retryable": response.status_code in _RETRYABLE or "retry-after" in response.headers,
     }
     kept = {name: value for name, value in response.headers.items() if name != "content-length"}
     return full, JSONResponse(full, status_code=response.status_code, headers=kept)

@@ -10,7 +10,7 @@ import json
 import socket
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 import httpx
 from standardwebhooks.webhooks import Webhook
@@ -19,6 +19,9 @@ from lockstep.exports.clients import ClientStore
 from lockstep.kernel.deliver import Sign
 
 Resolve = Callable[[str, int], list[str]]
+
+_NAT64 = ip_network("64:ff9b::/96")  # a translator sends on to the IPv4 address in the last four bytes
+_NEVER = (ip_network("::/96"), ip_network("64:ff9b:1::/48"))  # IPv4 in dead clothes; a translator of the local network
 
 
 def sign_for(clients: ClientStore) -> Sign:
@@ -75,7 +78,10 @@ def is_public(address: str) -> bool:
     """Whether an IP address belongs to the open internet, also when it is an IPv4 address in IPv6 clothes."""
     parsed = ip_address(address.partition("%")[0])
     if isinstance(parsed, IPv6Address):
-        inner = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo[1] if parsed.teredo else None)
+        if any(parsed in network for network in _NEVER):
+            return False
+        translated = IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in _NAT64 else None
+        inner = translated or parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo[1] if parsed.teredo else None)
         if inner is not None:
             return inner.is_global and parsed.ipv4_mapped is None
     return parsed.is_global and not parsed.is_multicast

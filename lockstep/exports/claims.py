@@ -43,20 +43,24 @@ LONGEST_BUILD_SECONDS = 3600.0
 _MOST_JOBS = 200
 _LONGEST_ERROR = 1000
 
+# The first job of every client, then the second of every one: the bound must not hide a client behind another's jobs.
 _ACTIVE = """
 SELECT job_id, client_id, running FROM exports.job
  WHERE status IN ('SUBMITTED', 'IN_PROGRESS') AND NOT cancel_requested AND pending > 0
- ORDER BY number LIMIT %s"""
+ ORDER BY row_number() OVER (PARTITION BY client_id ORDER BY number), number LIMIT %s"""
 _BUSY = """
 SELECT client_id, sum(running) FROM exports.job
  WHERE status IN ('SUBMITTED', 'IN_PROGRESS') AND running > 0 GROUP BY client_id"""
+# A chunk whose file is being built cannot be claimed: set aside, it would be given back and set aside again until that
+# build ends, by a loop as fast as the database and by a run at every tick.
 _CANDIDATES = """
 SELECT j.client_id, c.job_id, c.chunk_key, c.file_id
   FROM unnest(%(jobs)s::text[], %(clients)s::text[]) WITH ORDINALITY AS j (job_id, client_id, place)
  CROSS JOIN LATERAL (
-    SELECT job_id, chunk_key, file_id, ordinal FROM exports.job_chunk
+    SELECT job_id, chunk_key, file_id, ordinal FROM exports.job_chunk AS w
      WHERE job_id = j.job_id AND status = 'PENDING' AND run_at <= clock_timestamp()
        AND (reserved_until IS NULL OR reserved_until <= clock_timestamp())
+       AND NOT EXISTS (SELECT 1 FROM exports.job_chunk AS r WHERE r.file_id = w.file_id AND r.status = 'RUNNING')
      ORDER BY ordinal LIMIT %(limit)s) AS c
  ORDER BY j.place, c.ordinal"""
 _RESERVE = """
@@ -105,7 +109,8 @@ UPDATE exports.job_chunk AS c
        lock_owner = %(owner)s, lease_until = clock_timestamp() + make_interval(secs => %(lease)s), rows_so_far = 0,
        started_at = coalesce(c.started_at, clock_timestamp()), batch_id = NULL, reserved_until = NULL
   FROM picked WHERE c.job_id = picked.job_id AND c.chunk_key = picked.chunk_key
-RETURNING c.job_id, c.chunk_key, c.key, c.effective_date, c.file_id, c.attempts, c.fence, c.locked_at AS claimed_at"""
+RETURNING c.job_id, c.chunk_key, c.key, c.effective_date, c.file_id, c.attempts, c.fence, c.counted_from,
+          c.locked_at AS claimed_at"""
 _START = """
 UPDATE exports.job
    SET pending = pending - 1, running = running + 1, status = 'IN_PROGRESS', version = version + 1,
@@ -175,14 +180,16 @@ UPDATE exports.job_chunk
  WHERE job_id = %(job)s AND chunk_key = %(chunk)s AND fence = %(fence)s AND status = 'RUNNING'"""
 _EXPIRED = """
 SELECT c.job_id, c.chunk_key, c.key, c.effective_date, c.file_id, j.tenant, j.format, j.formula_guard, c.attempts,
-       c.fence, c.locked_at AS claimed_at, j.cancel_requested, c.lock_owner
+       c.fence, c.counted_from, c.locked_at AS claimed_at, j.cancel_requested, c.lock_owner
   FROM exports.job_chunk AS c JOIN exports.job AS j USING (job_id)
  WHERE c.status = 'RUNNING' AND c.lease_until <= clock_timestamp()
  ORDER BY c.lease_until LIMIT %s FOR UPDATE OF c SKIP LOCKED"""
+# A file is as old as its data, which was read before it was published: a build may take an hour, and midnight may fall
+# into it.
 _REUSE_CANDIDATES = """
 SELECT c.job_id, c.chunk_key, j.as_of AS decided_at, j.reuse_window_days, j.max_age_seconds, f.file_id,
        f.effective_date, f.s3_object_key AS object_key, f.schema_version, f.etag, f.bytes, f.generation,
-       f.last_generated_at
+       least(f.last_generated_at, f.as_of) AS last_generated_at
   FROM exports.job_chunk AS c JOIN exports.job AS j USING (job_id) JOIN exports.file_cache AS f USING (file_id)
  WHERE c.batch_id = %s AND c.status = 'PENDING' AND c.reuse_allowed
    AND j.status IN ('SUBMITTED', 'IN_PROGRESS') AND NOT j.cancel_requested
@@ -415,6 +422,8 @@ class ClaimStore:
             connection.execute(_LOCK_JOBS, (sorted(set(parameters["jobs"])),))
             rows = connection.execute(_REUSE, parameters).fetchall()
             ledger.settle(connection, _reuse_deltas(rows))
+            if rows:  # the store showed the files and the source its function: a job of reused files builds nothing
+                connection.execute(_CLOSE)
             crash_point("exports.reuse.before_commit")
         return len(rows)
 

@@ -10,7 +10,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -268,12 +268,18 @@ def _watch(jobs: JobStore, job_id: str, *, quiet: bool) -> Job:
 
 def _client_named(state: Pool, name: str) -> Client:
     clients = ClientStore(state)
-    found = [one.client for one in clients.list() if one.revoked_at is None and one.client.name == name]
-    if found:
-        return found[0]
-    if name != OPERATOR:
+    found = _active(clients, name)
+    if found is None and name == OPERATOR:
+        with suppress(InvalidInput):  # two first commands at once: one of them makes it, the other finds it
+            return clients.add(OPERATOR).client
+        found = _active(clients, name)
+    if found is None:
         raise InvalidInput("there is no such client.", unit=name, next_step="lockstep exports client add NAME.")
-    return clients.add(OPERATOR).client
+    return found
+
+
+def _active(clients: ClientStore, name: str) -> Client | None:
+    return next((one.client for one in clients.list() if one.revoked_at is None and one.client.name == name), None)
 
 
 def _done(jobs: JobStore, job_id: str) -> Iterator[Chunk]:

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from lockstep.exports.model import Format, FormulaGuard
 
-DIALECT = 1
+DIALECT = 2
 CSV_DIALECT: dict[str, Any] = {
     "encoding": "UTF-8",
     "byteOrderMark": False,
@@ -119,6 +119,9 @@ def _respelled(column: Column, form: Format, guard: FormulaGuard) -> sql.Composa
     if form is Format.PARQUET and column.type == "timestamp with time zone":
         spelled = "to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')"
         return sql.SQL(spelled).format(_value(column))
+    if form is Format.NDJSON and column.type == "json":
+        # `json` keeps its text, line ends between tokens too; inside strings they are always escaped.
+        return sql.SQL("translate({}::text, E'\\n\\r', '  ')::json").format(_value(column))
     return None
 
 
@@ -191,7 +194,8 @@ class _Parquet:
         table = csv.read_csv(
             pa.BufferReader(block),
             read_options=csv.ReadOptions(column_names=names, use_threads=False, block_size=max(len(block), 1)),
-            parse_options=csv.ParseOptions(newlines_in_values=True),
+            # A NULL alone in its row is an empty line, which the reader would skip.
+            parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
             convert_options=csv.ConvertOptions(
                 column_types=self._schema,
                 null_values=[""],

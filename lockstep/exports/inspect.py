@@ -22,6 +22,7 @@ from lockstep.kernel.postgres import Connection, Pool, transaction
 
 MANIFESTS = "_manifests"
 _MOST_FILES = 2000
+_MOST_MANIFESTS = 500
 
 _NAMED = "SELECT job_id, chunk_key FROM exports.job_chunk WHERE batch_id = %s"
 _OUTCOME_COLUMNS = """
@@ -53,7 +54,7 @@ SELECT key || '|' || to_char(effective_date, 'YYYYMMDD') FROM exports.job_chunk
  WHERE status = 'FAILED' AND completed_at >= %(since)s"""
 _FINISHED = """
 SELECT job_id, completed_at FROM exports.job WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED') AND completed_at > %s
- ORDER BY number DESC LIMIT 500"""
+ ORDER BY completed_at, job_id"""
 _SINCE = "SELECT clock_timestamp() - interval '7 days'"
 
 
@@ -134,7 +135,10 @@ def orphans(source: Pool | Connection, objects: ObjectStore, place: Place, *, ol
 
 
 def write_manifests(source: Pool | Connection, jobs: JobStore, objects: ObjectStore, place: Place) -> list[str]:
-    """Put the manifest of every job that ended lately beside its files, if it is not there yet; which ones."""
+    """Put the manifest of every job that ended lately beside its files, if it is not there yet; which ones.
+
+    The oldest first and not too many at a time: the next pass goes on.
+    """
     prefix = f"{place.base_path.strip('/')}/{MANIFESTS}/"
     there = {str(one["Key"]): one["LastModified"] for one in objects.names(prefix)}
     with transaction(source, what="reading finished jobs") as connection:
@@ -146,6 +150,8 @@ def write_manifests(source: Pool | Connection, jobs: JobStore, objects: ObjectSt
         for job, ended in finished
         if (written := there.get(f"{prefix}{job}.json")) is None or written < ended.replace(microsecond=0)
     ]
+    # A manifest that came out the same keeps its old time and is looked at again: it must not stand before new ones.
+    missing = sorted(missing, key=lambda job: f"{prefix}{job}.json" in there)[:_MOST_MANIFESTS]
     for job in missing:
         objects.put_keyed(f"{prefix}{job}.json", json.dumps(manifest(jobs, job), indent=1, sort_keys=True).encode())
     return missing

@@ -187,13 +187,17 @@ class Chunk:
     reused: bool
     rows_so_far: int
     error_message: str | None
-    current_generation: int | None
+    current_sha256: str | None
+    current_etag: str | None
 
     @property
     def is_downloadable(self) -> bool:
-        """Whether the bytes that this chunk recorded can still be read: pinned by a version, or not yet replaced."""
+        """Whether the bytes that this chunk recorded can still be read: pinned by a version, or in place.
+
+        A later job that made the file anew and found the same data replaced nothing.
+        """
         done = self.status == ChunkStatus.DONE
-        return done and (self.version_id is not None or self.generation == self.current_generation)
+        return done and (self.version_id is not None or self.sha256 == self.current_sha256)
 
 
 @dataclass(frozen=True)
@@ -221,6 +225,7 @@ class Claim:
     attempts: int
     fence: int
     claimed_at: datetime
+    counted_from: int = 0
 
     @property
     def unit(self) -> str:
@@ -229,8 +234,8 @@ class Claim:
 
     @property
     def refunds(self) -> int:
-        """Claims of this chunk that were not counted as attempts, or no longer are."""
-        return self.fence - self.attempts
+        """Claims of this chunk since its submission or retry that were not counted as attempts, or no longer are."""
+        return self.fence - self.counted_from - self.attempts
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,15 @@ class SourceSession:
         self._open()
         return self._version
 
+    def refresh(self) -> None:
+        """Look at the function again: a warm session outlives a definition. What fails here, the next use tells."""
+        if self._connection is None:
+            return
+        try:
+            self._describe(self._connection)
+        except (psycopg.Error, Terminal):
+            self.close()
+
     def copy(self, key: str, day: date, form: Format, guard: FormulaGuard) -> Generator[bytes]:
         """The rows of one chunk as COPY sends them, in pieces that end where rows end. Sets `rows` at the end.
 

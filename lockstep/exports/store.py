@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 from psycopg.rows import class_row, dict_row
@@ -42,6 +42,10 @@ IDEMPOTENCY_HOURS = 48
 _LANES_PER_JOB = 8
 
 _TRY_KEY = "SELECT pg_try_advisory_xact_lock(hashtextextended('exports.idempotency/' || %s || '/' || %s, 0))"
+# The promised time decides, not when housekeeping comes by.
+_EXPIRE_KEY = """
+DELETE FROM exports.idempotency
+ WHERE client_id = %s AND idempotency_key = %s AND created_at < clock_timestamp() - make_interval(hours => %s)"""
 _SEEN_KEY = """
 SELECT request_sha256, answer FROM exports.idempotency WHERE client_id = %s AND idempotency_key = %s"""
 _KEEP_KEY = """
@@ -75,7 +79,8 @@ SELECT {_JOB_COLUMNS} FROM exports.job
 _CHUNKS = """
 SELECT c.job_id, c.chunk_key, c.ordinal, c.key, c.effective_date, c.status, c.attempts, c.started_at, c.completed_at,
        c.s3_object_key AS object_key, c.row_count AS rows, c.bytes, c.sha256, c.etag, c.version_id, c.generation,
-       c.as_of, c.columns, c.reused, c.rows_so_far, c.error_message, f.generation AS current_generation
+       c.as_of, c.columns, c.reused, c.rows_so_far, c.error_message, f.sha256 AS current_sha256,
+       f.etag AS current_etag
   FROM exports.job_chunk AS c LEFT JOIN exports.file_cache AS f USING (file_id)
  WHERE c.job_id = %(job)s AND c.ordinal > %(after)s AND (%(status)s::text IS NULL OR c.status = %(status)s)
  ORDER BY c.ordinal LIMIT %(limit)s"""
@@ -85,8 +90,8 @@ UPDATE exports.job SET cancel_requested = true, version = version + 1, updated_a
  WHERE job_id = %s AND status IN ('SUBMITTED', 'IN_PROGRESS') AND NOT cancel_requested"""
 _RETRY = """
 UPDATE exports.job_chunk
-   SET status = 'PENDING', attempts = 0, run_at = clock_timestamp(), completed_at = NULL, batch_id = NULL,
-       reserved_until = NULL
+   SET status = 'PENDING', attempts = 0, counted_from = fence, run_at = clock_timestamp(), completed_at = NULL,
+       batch_id = NULL, reserved_until = NULL
  WHERE job_id = %(job)s AND status = 'FAILED' AND (%(chunk)s::text IS NULL OR chunk_key = %(chunk)s)
 RETURNING key, effective_date"""
 _FAILED_OF_FILE = """
@@ -94,7 +99,8 @@ SELECT job_id, chunk_key FROM exports.job_chunk JOIN exports.job AS j USING (job
  WHERE key = %s AND effective_date = %s AND job_chunk.status = 'FAILED' AND j.status = 'FAILED'
  ORDER BY job_id"""
 _REUSE_PLAN = """
-SELECT file_id, effective_date, s3_object_key AS object_key, schema_version, etag, bytes, generation, last_generated_at
+SELECT file_id, effective_date, s3_object_key AS object_key, schema_version, etag, bytes, generation,
+       least(last_generated_at, as_of) AS last_generated_at
   FROM exports.file_cache WHERE file_id = ANY(%s)"""
 _NOW = "SELECT clock_timestamp()"
 _PRUNE_KEYS = "DELETE FROM exports.idempotency WHERE created_at < clock_timestamp() - make_interval(hours => %s)"
@@ -280,7 +286,7 @@ class JobStore:
             crash_point("exports.retry.before_commit")
             return _get(connection, job_id, client)
 
-    def failed_chunks(self, key: str, day: Any) -> Sequence[tuple[str, str]]:
+    def failed_chunks(self, key: str, day: date) -> Sequence[tuple[str, str]]:
         """(job, chunk) pairs of one key and date that failed, for an operator who rebuilds the partition."""
         with transaction(self._source, what="finding failed chunks") as connection:
             return [(str(job), str(chunk)) for job, chunk in connection.execute(_FAILED_OF_FILE, (key, day))]
@@ -354,7 +360,7 @@ class JobStore:
                 )
 
 
-def _hint(job_id: str, key: str, day: Any, number: int) -> Message:
+def _hint(job_id: str, key: str, day: date, number: int) -> Message:
     return Message(
         lane=f"exports/{job_id}/{number % _LANES_PER_JOB}",
         destination=f"sqs:{WORK_QUEUE}",
@@ -366,6 +372,7 @@ def _hint(job_id: str, key: str, day: Any, number: int) -> Message:
 def _answered(connection: Connection, client: Client, key: str, digest: str) -> dict[str, Any] | None:
     if not _one(connection, _TRY_KEY, (client.client_id, key)):
         raise KeyInFlight("a request with this Idempotency-Key is being answered.", retry_after=1.0)
+    connection.execute(_EXPIRE_KEY, (client.client_id, key, IDEMPOTENCY_HOURS))
     row = connection.execute(_SEEN_KEY, (client.client_id, key)).fetchone()
     if row is None:
         return None

@@ -148,12 +148,15 @@ class Worker:
     def work(self, batch_id: str, *, stop: Callable[[], bool] = lambda: False, tally: Tally | None = None) -> Tally:
         """Take chunks of a batch until none is left to take, or until `stop`. `tally` is added to, if given."""
         tally = Tally() if tally is None else tally
+        self._source.refresh()
         try:
             tally.reused += self.reuse(batch_id)
         except (SourceDown, StoreDown) as error:
             self._trip(error)
             tally.errors.append(str(error))
             return tally
+        except Terminal as error:  # their builds meet it too, and there it is recorded: raised here, they would wait on
+            _log.warning("nothing reused", batch=batch_id, error=str(error))
         while not stop() and (claim := self._claims.claim(batch_id)) is not None:
             if not self._one(claim, tally):
                 break  # a part is down: the rest of the batch would only meet the same error

@@ -131,7 +131,7 @@ class MemoryTables:
         for chunk in self._of(job_id):
             if chunk.status is ChunkStatus.FAILED:
                 chunk.status, chunk.run_at = ChunkStatus.PENDING, 0.0
-                chunk.claim = replace(chunk.claim, attempts=0)
+                chunk.claim = replace(chunk.claim, attempts=0, counted_from=chunk.claim.fence)
         job.status = JobStatus.IN_PROGRESS
 
     # --- workers ------------------------------------------------------------------------------------------------------
@@ -256,6 +256,8 @@ class MemoryTables:
                 self._done(chunk)
                 self._settle(one.job_id)
                 count += 1
+        if count:
+            self.close_breakers()
         return count
 
     def trip(self, part: str, error: str) -> None:
@@ -374,6 +376,9 @@ class _Source:
         version = int(self._world.time.monotonic() // 200) if day == RECENT else 0
         yield self._world.call(self._actor, "source.copy", f"{key},{day},{version}\n".encode, _source_down)
         self.rows = 1
+
+    def refresh(self) -> None:
+        """It never changes."""
 
     def interrupt(self) -> None:
         """Nothing waits here."""

@@ -21,7 +21,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from lockstep.exports import rules
 from lockstep.exports.dialect import CSV_DIALECT
 from lockstep.exports.model import Chunk, ChunkRequest, ChunkStatus, Client, Format, Job, JobStatus
-from lockstep.exports.store import IDEMPOTENCY_HOURS, Accepted
+from lockstep.exports.store import IDEMPOTENCY_HOURS, Accepted, NotFound
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import Transient
 from services.exports.budget import charge
@@ -54,6 +54,7 @@ _LOOK_AGAIN_SECONDS = 0.5
 _WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,6})\"?\s*(;.*)?", re.ASCII | re.IGNORECASE)
 _INSTANT = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]", re.ASCII)
 _CURSOR = "^[0-9a-f]{16}$"
+_JOB_ID = re.compile(rules.JOB_ID_PATTERN, re.ASCII)
 
 
 class _Segment(Convertor[str]):
@@ -108,9 +109,20 @@ def _in_utc(moment: datetime) -> datetime:
         return datetime.min.replace(tzinfo=UTC) if moment.year == 1 else datetime.max.replace(tzinfo=UTC)
 
 
+def _possible(job_id: str) -> str:
+    """An id that no job can have is answered like one that no job has: clients look for 404, whatever they asked."""
+    if not _JOB_ID.fullmatch(job_id):
+        raise NotFound("there is no such job.")
+    return job_id
+
+
 Instant = Annotated[AwareDatetime, BeforeValidator(_spelled), AfterValidator(_in_utc)]
 Caller = Annotated[Client, Depends(_client)]
-JobId = Annotated[str, Path(alias="jobId", pattern=f"^{rules.JOB_ID_PATTERN}$", examples=[EXAMPLE_ID])]
+JobId = Annotated[
+    str,
+    Path(alias="jobId", json_schema_extra={"pattern": f"^{rules.JOB_ID_PATTERN}$"}, examples=[EXAMPLE_ID]),
+    AfterValidator(_possible),
+]
 Cursor = Annotated[str | None, Query(pattern=_CURSOR, description="`nextCursor` of the page before.")]
 IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match", pattern=r"^[\x20-\x7e]{0,200}$")]
 Prefer = Annotated[
@@ -350,7 +362,7 @@ def download(
     key: Annotated[str, Path(pattern=f"^{rules.KEY_PATTERN}$")],
     date: Annotated[str, Path(pattern=f"^(?:{rules.DATE_PATTERN})$")],
 ) -> Response:
-    """Redirects to the object store; 410 if a later job replaced these bytes."""
+    """Redirects to the object store; 410 if a later job put other bytes in their place."""
     doors = request.app.state.doors
     doors.jobs.get(job_id, client=client)
     chunk = _find_chunk(doors, job_id, key, date)
@@ -359,9 +371,10 @@ def download(
             HTTPStatus.NOT_FOUND, "file-not-found", "No such file.", "The chunk does not exist or is not done."
         )
     if not chunk.is_downloadable or (
-        chunk.version_id is None and doors.objects.etag(str(chunk.object_key)) != chunk.etag
+        chunk.version_id is None and doors.objects.etag(str(chunk.object_key)) != chunk.current_etag
     ):
-        raise problem(HTTPStatus.GONE, "file-superseded", "Replaced.", "A later job made this file anew.")
+        words = "The recorded bytes are not there any more: a later job made this file anew, or somebody removed it."
+        raise problem(HTTPStatus.GONE, "file-superseded", "Replaced.", words)
     return RedirectResponse(_address(doors, chunk), status_code=HTTPStatus.TEMPORARY_REDIRECT)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from fastapi_problem.error import Problem
 from pydantic import BaseModel
 from starlette.requests import Request
 
@@ -39,6 +40,7 @@ ERRORS: dict[str, Exception] = {
     "lost": LostClaim("attempt 2 owns it.", unit="chunk 7"),
     "terminal": Terminal("the file is not a CSV."),
     "unexpected": RuntimeError(f"password={SECRET}"),
+    "busy": Problem("Being answered.", type_="busy", status=409, headers={"Retry-After": "1"}),
 }
 
 
@@ -74,6 +76,7 @@ def client() -> Iterator[TestClient]:
         ("lost", 409, "/problems/lost-claim", False),
         ("terminal", 422, "/problems/terminal", False),
         ("unexpected", 500, "/problems/internal-error", False),
+        ("busy", 409, "/problems/busy", True),
     ],
 )
 def test_every_error_is_a_problem_that_a_program_can_branch_on(

@@ -166,12 +166,15 @@ def a_living_worker_keeps_its_chunk(world: World) -> None:
 
 def one_file_has_one_builder(world: World) -> None:
     key = next(_keys)
+    first, second = world.claims("first"), world.claims("second")
     world.submit((key, RECENT))
-    _claim(world, "first")
+    earlier = first.reserve(1)
     world.submit((key, RECENT))
-    second = world.claims("second")
-    batch = second.reserve(1)
-    assert batch is None or second.claim(batch.batch_id) is None
+    later = second.reserve(1)
+    assert earlier is not None
+    assert later is not None
+    assert first.claim(earlier.batch_id) is not None
+    assert second.claim(later.batch_id) is None
 
 
 def _no_single_flight(patch: pytest.MonkeyPatch, world: World) -> None:

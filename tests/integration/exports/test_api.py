@@ -119,6 +119,21 @@ def test_the_same_key_with_another_body_is_refused(http: TestClient):
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/idempotency-key-reused")
 
 
+def test_a_key_past_its_time_is_a_new_key(http: TestClient, module_world: World):
+    """Guards what `GET /limits` promises: nobody has to wait for housekeeping, with the same body or another."""
+    hours = http.get("/limits").json()["idempotencyHours"]
+    aged = (
+        "UPDATE exports.idempotency SET created_at = now() - make_interval(hours => %s) WHERE idempotency_key = 'old'"
+    )
+    first = _submit(http, headers={"Idempotency-Key": "old"})
+    module_world.ask(aged, hours - 1)
+    assert _submit(http, headers={"Idempotency-Key": "old"}) == first
+    module_world.ask(aged, hours + 1)
+    second = _submit(http, {**BODY, "force": True}, headers={"Idempotency-Key": "old"})
+    assert second != first
+    assert _submit(http, {**BODY, "force": True}, headers={"Idempotency-Key": "old"}) == second
+
+
 def test_a_key_in_flight_is_a_conflict_that_may_be_repeated(http: TestClient, module_world: World):
     with psycopg.connect(module_world.state_dsn) as other:
         other.execute(
@@ -128,6 +143,7 @@ def test_a_key_in_flight_is_a_conflict_that_may_be_repeated(http: TestClient, mo
         answer = http.post("/jobs", json=BODY, headers={"Idempotency-Key": "busy"})
     assert (answer.status_code, answer.headers["retry-after"]) == (409, "1")
     assert answer.json()["type"] == "/problems/idempotency-key-in-flight"
+    assert answer.json()["retryable"] is True
     assert http.post("/jobs", json=BODY, headers={"Idempotency-Key": "busy"}).status_code == 202
 
 
@@ -217,6 +233,18 @@ def test_an_address_or_method_that_is_not_there_is_a_documented_problem_too(
     assert http.get(answer.json()["type"]).json()["meaning"]
 
 
+@pytest.mark.parametrize(
+    "name", ["nothing", "J20260102", "j20260102_000123", "J20260102_000123%00", "J20260102_%D9%A1%D9%A2"]
+)
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", ""), ("GET", "/chunks"), ("GET", "/manifest"), ("POST", ":cancel"), ("POST", ":retry")]
+)
+def test_an_id_that_no_job_can_have_is_not_found_like_any_other(http: TestClient, method: str, path: str, name: str):
+    answer = http.request(method, f"/jobs/{name}{path}")
+    assert (answer.status_code, answer.json()["type"]) == (404, "/problems/job-not-found")
+    assert http.request(method, f"/jobs/{name}{path}", headers={"X-Api-Key": ""}).status_code == 401
+
+
 def test_a_misspelt_query_parameter_is_refused_by_name(http: TestClient):
     """Guards callers against a filter that silently does not filter."""
     refused = http.get("/jobs", params={"statuss": "FAILED"})
@@ -271,12 +299,43 @@ def test_a_replaced_file_is_said_to_be_gone_and_never_served_under_an_old_checks
     body = {"items": [{"key": "K0007", "effectiveDates": [RECENT]}]}
     first = _submit(http, body)
     module_world.drain()
+    module_world.source("UPDATE demo.source_key SET rows_per_day = rows_per_day + 1 WHERE key = 'K0007'")
     _submit(http, body)
     module_world.drain()
+    module_world.source("UPDATE demo.source_key SET rows_per_day = rows_per_day - 1 WHERE key = 'K0007'")
     (entry,) = http.get(f"/jobs/{first}/manifest").json()["files"]
     assert (entry["superseded"], entry["url"]) == (True, None)
     gone = http.get(f"/jobs/{first}/files/K0007/{RECENT}", follow_redirects=False)
     assert (gone.status_code, gone.json()["type"]) == (410, "/problems/file-superseded")
+
+
+def test_a_file_that_somebody_removed_is_gone_and_the_answer_does_not_blame_a_later_job(
+    http: TestClient, module_world: World
+):
+    job_id = _submit(http, {"items": [{"key": "K0009", "effectiveDates": [OLD]}]})
+    module_world.drain()
+    module_world.s3.delete_object(Bucket=module_world.bucket, Key=f"exports/2025/02/15/K0009_{OLD}.csv")
+    gone = http.get(f"/jobs/{job_id}/files/K0009/{OLD}", follow_redirects=False)
+    assert (gone.status_code, gone.json()["type"]) == (410, "/problems/file-superseded")
+    assert "or somebody removed it" in gone.json()["detail"]
+
+
+def test_a_file_made_anew_from_the_same_data_serves_the_older_job_too(http: TestClient, module_world: World):
+    """Guards a client that is slow to download: somebody else's equal job must not take its files away."""
+    import hashlib
+
+    body = {"items": [{"key": "K0008", "effectiveDates": [RECENT]}]}
+    jobs = []
+    for _ in range(2):
+        jobs.append(_submit(http, body))
+        module_world.drain()
+    entries = [http.get(f"/jobs/{job}/manifest").json()["files"][0] for job in jobs]
+    assert [one["generation"] for one in entries] == [1, 2]
+    for job, entry in zip(jobs, entries, strict=True):
+        assert (entry["superseded"], entry["sha256"]) == (False, entries[0]["sha256"])
+        redirect = http.get(f"/jobs/{job}/files/K0008/{RECENT}", follow_redirects=False)
+        for address in (entry["url"], redirect.headers["location"]):
+            assert hashlib.sha256(httpx.get(address).content).hexdigest() == entry["sha256"]
 
 
 def test_pages_show_every_job_once_while_new_ones_arrive(http: TestClient):

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from lockstep.exports import fleet
 from lockstep.exports.cli import app
+from lockstep.exports.clients import ClientStore, NewClient
 from lockstep.kernel.errors import InvalidInput, Terminal
 from tests.integration.exports.conftest import World
 
@@ -68,6 +69,21 @@ def test_every_command_has_an_answer_for_programs(deployed: World, tmp_path: Pat
     assert json.loads(_run("download", other, "--into", str(tmp_path), "--json"))["files"] == 2
     assert json.loads(_run("gc", "--json")) == {"dryRun": False, "objects": [], "uploads": 0, "keys": 0}
     assert json.loads(_run("client", "revoke", "operator", "--json")) == {"client": "operator", "revoked": True}
+
+
+def test_two_first_commands_at_once_share_the_operator(deployed: World, monkeypatch: pytest.MonkeyPatch):
+    """Guards scripts that submit side by side on a new deployment: whoever comes second finds what the first made."""
+    add = ClientStore.add
+
+    def late(self: ClientStore, name: str, *more: str) -> NewClient:
+        add(ClientStore(deployed.state), name)  # the other command was a moment faster
+        return add(self, name, *more)
+
+    monkeypatch.setattr(ClientStore, "add", late)
+    made = json.loads(_run("submit", "-", "--json", given=json.dumps(REQUEST).encode()))
+    assert made["status"] == "SUBMITTED"
+    names = [one.client.name for one in ClientStore(deployed.state).list()]
+    assert sorted(names) == ["operator", "tester"]
 
 
 @pytest.mark.parametrize("raw", [b"{", b'{"items": 1, "items": 2}', b"[" * 200_000], ids=["cut", "twice", "deep"])

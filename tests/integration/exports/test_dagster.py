@@ -9,8 +9,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from lockstep.exports.model import CHUNKS_ASSET, JobStatus, Tally
+from lockstep.exports import inspect
+from lockstep.exports.model import CHUNKS_ASSET, JobStatus, Place, Tally
 from lockstep.exports.queue import ChunkQueue, parse_message
+from lockstep.exports.sink import ObjectStore, StoreDown
 from platform_assets import exports as export_assets
 from platform_assets.definitions import build_definitions
 from platform_assets.export_events import chunk_partitions
@@ -81,7 +83,12 @@ def _break(world: World, *, only: str | None) -> None:
     )
 
 
-def test_materializing_a_failed_partition_by_hand_completes_its_job(deployed: World, instance: dg.DagsterInstance):
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_materializing_a_failed_partition_by_hand_completes_its_job(
+    deployed: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, zone: str
+):
+    """Also on a database that does not stand in UTC: a person who sees green must not have a job that stays red."""
+    monkeypatch.setenv("PGTZ", zone)
     _break(deployed, only="ABC")
     job_id = deployed.submit(("ABC", OLD))
     deployed.drain()
@@ -94,6 +101,27 @@ def test_materializing_a_failed_partition_by_hand_completes_its_job(deployed: Wo
     assert job.execute_in_process(partition_key=f"ABC|{OLD}", instance=instance).success
     assert deployed.job(job_id).status is JobStatus.COMPLETED
     assert job.execute_in_process(partition_key=f"ABC|{OLD}", instance=instance).success, "again: nothing to do"
+
+
+def test_a_partition_that_an_outage_kept_from_its_file_is_not_green(
+    deployed: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+):
+    """Guards a person against green: the file was to be reused, and the store could not be asked for it."""
+    deployed.submit(("ABC", OLD))
+    deployed.drain()
+    job_id = deployed.submit(("ABC", OLD))
+    instance.add_dynamic_partitions(str(chunk_partitions.name), [f"ABC|{OLD}"])
+    job = build_definitions().resolve_job_def("export_chunks_job")
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "present", _away)
+        refused = job.execute_in_process(partition_key=f"ABC|{OLD}", instance=instance, raise_on_error=False)
+    assert not refused.success
+    assert job.execute_in_process(partition_key=f"ABC|{OLD}", instance=instance).success
+    assert deployed.job(job_id).status is JobStatus.COMPLETED
+
+
+def _away(*_: object) -> None:
+    raise StoreDown("the store is away.")
 
 
 def _status(instance: dg.DagsterInstance) -> dict[str, set[str]]:
@@ -214,6 +242,17 @@ def test_housekeeping_writes_manifests_and_its_checks_see_what_is_wrong(deployed
     second = job.execute_in_process(instance=instance, raise_on_error=False)
     verdicts = {one.check_name: one.passed for one in second.get_asset_check_evaluations()}
     assert verdicts["files_match_cache_check"] is False
+
+
+def test_jobs_beyond_one_pass_get_their_manifests_from_the_next(deployed: World, monkeypatch: pytest.MonkeyPatch):
+    """Guards a busy hour: a job that is not among the newest must not stay without a manifest."""
+    monkeypatch.setattr("lockstep.exports.inspect._MOST_MANIFESTS", 2)
+    made = [deployed.submit(("ABC", OLD)) for _ in range(3)]
+    deployed.drain()
+    place, objects = Place(deployed.bucket), ObjectStore(deployed.s3, deployed.bucket)
+    passes = [inspect.write_manifests(deployed.state, deployed.jobs, objects, place) for _ in range(3)]
+    assert [len(one) for one in passes] == [2, 1, 0]
+    assert sorted(job for one in passes for job in one) == sorted(made)
 
 
 def test_the_asset_key_is_what_the_events_say():

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from lockstep.exports import rules
 from lockstep.exports.fleet import run_loop
-from lockstep.exports.model import PARKING_QUEUE, WORK_QUEUE, JobStatus
+from lockstep.exports.model import PARKING_QUEUE, WORK_QUEUE, JobStatus, Place
+from lockstep.exports.store import JobStore
+from lockstep.kernel.postgres import connect
 from lockstep.kernel.settings import load_settings
 from services.exports import create_app
 from tests.integration.exports.conftest import World
@@ -88,6 +91,21 @@ def test_the_queues_have_the_documents_names_in_the_spelling_of_sqs(stack: Any, 
     assert (WORK_QUEUE.replace("-", "."), PARKING_QUEUE.replace("-", ".")) == ("job.chunk.work", "job.chunk.parking")
     for name in (WORK_QUEUE, PARKING_QUEUE):
         assert sqs.get_queue_url(QueueName=name)["QueueUrl"].endswith(name)
+
+
+@pytest.mark.parametrize("zone", ["Etc/GMT+12", "Pacific/Kiritimati"])
+def test_the_day_of_a_job_id_is_the_utc_day_of_the_job_wherever_the_server_stands(world: World, zone: str):
+    """Section 4.1. At any hour it is another day in one of these zones; numbers never start again at a new day."""
+    body = {"items": [{"key": "ABC", "effectiveDates": [OLD]}]}
+    submission = rules.parse_submission(body, world.limits)
+    with connect(world.state_dsn, application_name="test") as session:
+        session.execute("SELECT set_config('TimeZone', %s, false)", (zone,))
+        jobs = JobStore(session, place=Place(world.bucket), limits=world.limits)
+        made = [jobs.get(jobs.submit(world.client.client, submission, body).job_id) for _ in range(3)]
+    assert [one.job_id for one in made] == [
+        f"J{one.created_at.astimezone(UTC):%Y%m%d}_{one.number:06d}" for one in made
+    ]
+    assert len({one.number for one in made}) == len(made)
 
 
 def test_a_chunk_is_one_call_of_the_function_and_one_file(world: World):

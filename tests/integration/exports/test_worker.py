@@ -82,6 +82,20 @@ def test_the_same_data_gives_the_same_bytes_in_every_format(world: World):
     assert objects[0]["note"] == ""
 
 
+def test_a_json_value_written_over_several_lines_is_one_line_of_ndjson(world: World):
+    """Guards readers that split at line ends: `json` keeps the text that was stored, with its line ends."""
+    world.source("DROP FUNCTION export_rows(text, date)")
+    world.source(
+        "CREATE FUNCTION export_rows(key text, effective_date date) RETURNS TABLE (a integer, j json) LANGUAGE sql AS"
+        """ $$ VALUES (1, E'{\n "b": "x\\\\ny",\r\n "a": 1}'::json), (2, NULL) $$"""
+    )
+    job_id = world.submit(("ABC", OLD), output={"format": "ndjson"})
+    world.drain()
+    lines = world.read("exports/2025/02/15/ABC_20250215.ndjson").decode().splitlines()
+    assert [json.loads(line) for line in lines] == [{"a": 1, "j": {"b": "x\ny", "a": 1}}, {"a": 2, "j": None}]
+    assert world.job(job_id).rows == len(lines)
+
+
 def test_the_formula_guard_defuses_text_and_has_a_path_of_its_own(world: World):
     world.source("DROP FUNCTION export_rows(text, date)")
     world.source(
@@ -133,10 +147,35 @@ def test_a_file_that_is_gone_changed_or_of_another_version_is_built_again(world:
     assert world.job(changed).generated == 3
 
 
-def test_a_file_made_while_its_data_was_moving_is_never_reused(world: World):
+def test_a_worker_that_stays_sees_that_the_function_was_replaced(world: World):
+    """Guards a fleet that runs for days: its session is older than the function, its next batch must not be."""
+    worker, claims = world.worker(), world.claims()
+
+    def work() -> Tally:
+        job_id = world.submit(("ABC", OLD))
+        batch = claims.reserve(1)
+        assert batch is not None
+        tally = worker.work(batch.batch_id)
+        assert world.job(job_id).status is JobStatus.COMPLETED
+        return tally
+
+    assert (work().built, work().reused) == (1, 1)
+    _break_function(world, "")  # other columns
+    assert work().built == 1
+    assert world.read("exports/2025/02/15/ABC_20250215.csv") == b"a\n1\n"
+    world.source("ALTER FUNCTION export_rows(text, date) COST 777")
+    assert (work().built, work().reused) == (1, 1)
+    worker._source.close()
+
+
+@pytest.mark.parametrize("moment", ["last_generated_at", "as_of"])
+def test_a_file_made_while_its_data_was_moving_is_never_reused(world: World, moment: str):
+    """Also if it was read before its data was final and published after."""
     world.submit(("ABC", OLD))
     world.drain()
-    world.ask("UPDATE exports.file_cache SET last_generated_at = '2025-02-20T00:00:00Z'")
+    world.ask(f"UPDATE exports.file_cache SET {moment} = '2025-02-20T00:00:00Z'")  # noqa: S608  # names of this module
+    body = {"items": [{"key": "ABC", "effectiveDates": [OLD]}]}
+    assert world.jobs.plan(world.client.client, rules.parse_submission(body, world.limits)).reusable == 0
     job_id = world.submit(("ABC", OLD))
     world.drain()
     assert world.job(job_id).generated == 1
@@ -166,6 +205,26 @@ def test_a_job_submitted_after_a_build_began_is_not_served_by_it(world: World):
     assert world.job(late).counts.pending == 1
     world.drain()
     assert world.job(late).generated == 1
+
+
+def test_a_chunk_whose_file_is_being_built_is_not_set_aside_in_vain(world: World):
+    """Guards the database: a worker that can take nothing must find nothing, and wait, instead of asking on and on."""
+    first = world.submit(("ABC", RECENT))
+    claims = world.claims()
+    batch = claims.reserve(5)
+    assert batch is not None
+    claim = claims.claim(batch.batch_id)
+    assert claim is not None
+    late = world.submit(("ABC", RECENT), ("XYZ", RECENT))
+    idle = world.claims("idle")
+    other = idle.reserve(5)
+    assert other is not None
+    assert other.size == 1, "the other file of the same job is not held up"
+    assert idle.reserve(5) is None
+    world.worker(claims)._one(claim, Tally())
+    idle.release(other.batch_id)
+    world.drain()
+    assert {world.job(one).status for one in (first, late)} == {JobStatus.COMPLETED}
 
 
 def test_files_are_not_shared_between_tenants(world: World):
@@ -215,6 +274,18 @@ def test_retry_runs_only_the_failed_chunks_and_the_job_completes(world: World):
     assert untouched.completed_at == done_before[0].completed_at
 
 
+def test_a_chunk_that_could_be_reused_fails_like_any_other_when_the_function_is_gone(world: World):
+    """Guards against a job that never ends: the worker would die before it takes the chunk, again and again."""
+    world.submit(("ABC", OLD))
+    world.drain()
+    world.source("DROP FUNCTION export_rows(text, date)")
+    job_id = world.submit(("ABC", OLD))
+    world.drain()
+    (chunk,) = world.jobs.chunks(job_id)
+    assert (world.job(job_id).status, chunk.status) == (JobStatus.FAILED, ChunkStatus.FAILED)
+    assert "the source has no function export_rows" in str(chunk.error_message)
+
+
 def _refused() -> Any:
     raise Transient("connection refused")
 
@@ -250,6 +321,11 @@ def test_a_chunk_whose_statement_ends_its_session_fails_in_the_end_and_the_other
     assert "57P01" in str(poison.error_message)
     assert good.status == ChunkStatus.DONE
     assert world.job(job_id).status is JobStatus.FAILED
+    world.jobs.retry(job_id)
+    world.ask("UPDATE exports.breaker SET open_until = now()")
+    assert world.drain().postponed == 1
+    poison, _ = world.jobs.chunks(job_id)
+    assert (poison.status, poison.attempts) == (ChunkStatus.PENDING, 0), "a retry begins with all that was used up"
 
 
 def test_a_chunk_beyond_a_lowered_limit_of_attempts_fails_and_does_not_wait_for_ever(world: World):
@@ -269,10 +345,44 @@ def test_a_chunk_beyond_a_lowered_limit_of_attempts_fails_and_does_not_wait_for_
     assert world.job(job_id).status is JobStatus.COMPLETED
 
 
+def test_a_client_with_many_jobs_does_not_hide_the_only_job_of_another(world: World, monkeypatch: pytest.MonkeyPatch):
+    """Guards fairness where it begins: a job that is not looked at is never chosen."""
+    monkeypatch.setattr("lockstep.exports.claims._MOST_JOBS", 3)
+    for number in range(1, 6):
+        world.submit((f"K{number:04d}", OLD))
+    only = world.submit(("ABC", OLD), client=ClientStore(world.state).add("other"))
+    claims = world.claims()
+    batch = claims.reserve(2)
+    assert batch is not None
+    assert only in {job for (job,) in world.ask("SELECT job_id FROM exports.job_chunk WHERE batch_id IS NOT NULL")}
+
+
 def test_nothing_is_reserved_while_a_breaker_is_open(world: World):
     world.submit(("ABC", OLD))
     world.claims().trip("s3", "away")
     assert world.claims().reserve(5) is None
+
+
+def test_files_that_are_reused_end_an_outage_too(world: World):
+    """Guards a job that builds nothing: after an outage it would go on one chunk at a time, to its end."""
+    days = [f"202502{n}" for n in range(10, 20)]
+    world.submit(*(("ABC", day) for day in days))
+    world.drain()
+    job_id = world.submit(*(("ABC", day) for day in days))
+    world.claims().trip("s3", "away")
+    world.ask("UPDATE exports.breaker SET open_until = now()")
+    claims, worker = world.claims(), world.worker()
+    probe = claims.reserve(100)
+    assert probe is not None
+    assert probe.size == 1
+    worker.work(probe.batch_id)
+    rest = claims.reserve(100)
+    assert rest is not None
+    assert rest.size == len(days) - 1
+    worker.work(rest.batch_id)
+    worker._source.close()
+    assert world.job(job_id).reused == len(days)
+    assert world.claims().breakers() == {}
 
 
 def test_cancel_before_any_work_ends_the_job_at_once_and_nothing_is_built(world: World):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from lockstep.exports import rules
 from lockstep.exports.model import (
     CachedFile,
     Candidate,
+    Claim,
     Counts,
     Format,
     FormulaGuard,
@@ -255,6 +257,13 @@ def test_a_chunk_that_ends_its_session_again_and_again_pays_in_the_end():
         for refunds in range(rules.MOST_REFUNDS + 2)
     ]
     assert told == [True] * rules.MOST_REFUNDS + [False, False]
+
+
+def test_a_retry_begins_with_all_refunds_again():
+    """Guards a retried chunk: its fence stays high for ever, which must not make it pay for the next outage."""
+    claim = Claim("J", "c", "ABC", date(2025, 2, 15), "f", "default", Format.CSV, FormulaGuard.NONE, 1, 9, NOW)
+    assert claim.refunds == 8
+    assert replace(claim, counted_from=8).refunds == 0
 
 
 def test_a_thousand_chunks_of_one_job_do_not_stand_before_one_of_another():

@@ -22,6 +22,10 @@ PRIVATE = [
     "::ffff:127.0.0.1",
     "::ffff:8.8.8.8",
     "2002:7f00:1::",
+    "64:ff9b::7f00:1",
+    "64:ff9b::a9fe:a9fe",
+    "64:ff9b:1::808:808",
+    "::7f00:1",
 ]
 
 
@@ -30,7 +34,7 @@ def test_an_address_that_is_not_of_the_open_internet_is_private(address: str):
     assert not is_public(address)
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700:4700::1111"])
+@pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700:4700::1111", "64:ff9b::808:808"])
 def test_an_address_of_the_open_internet_is_public(address: str):
     assert is_public(address)
 
