@@ -23,7 +23,9 @@ _OF_RUN = """
 SELECT version, logical_date, dropped_at IS NOT NULL FROM idempotency.proxy_version WHERE proxy = %s AND run = %s"""
 _OF_NAME = """
 SELECT version, logical_date, dropped_at IS NOT NULL FROM idempotency.proxy_version WHERE proxy = %s AND version = %s"""
-_COUNT = "SELECT count(*) FROM idempotency.proxy_version WHERE proxy = %s AND logical_date = %s"
+# By the second, as names are: two logical dates of one second must not come to one name.
+_COUNT = """
+SELECT count(*) FROM idempotency.proxy_version WHERE proxy = %s AND left(logical_date, 19) = left(%s, 19)"""
 _ADD = """
 INSERT INTO idempotency.proxy_version (proxy, version, logical_date, run, sealed_at)
 VALUES (%s, %s, %s, %s, clock_timestamp())"""

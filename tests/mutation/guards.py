@@ -475,6 +475,13 @@ PROXY: tuple[Guard, ...] = (
         "",
         _PROXY_TESTS,
     ),
+    Guard(
+        "two logical dates of one second have two names",
+        _PROXY,
+        "AND left(logical_date, 19) = left(%s, 19)",
+        "AND logical_date = %s",
+        (f"{_PROXY_TESTS[0]}::test_two_logical_dates_of_one_second_are_two_versions",),
+    ),
     Guard("old versions are sealed", _PROXY, "        _seal(connection, table, version.name)\n", "", _PROXY_TESTS),
     Guard(
         "a collected version is not shown",

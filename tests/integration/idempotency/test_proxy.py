@@ -60,6 +60,18 @@ def test_a_run_that_dies_anywhere_is_finished_by_its_retry(connection: Connectio
     assert found == (2,)
 
 
+def test_two_logical_dates_of_one_second_are_two_versions(connection: Connection):
+    """Guards names from the second: the later version would collide with the first, in every retry."""
+    moment = datetime(2026, 3, 1, 10, 0, 0, tzinfo=UTC)
+    names = []
+    for run, micros in (("r1", 1), ("r2", 999_999)):
+        version = add_version(connection, DEVICES, moment.replace(microsecond=micros), table_of(run), run=run)
+        point(connection, DEVICES, version, reason=run)
+        names.append(version.name)
+    assert names == ["devices_20260301_100000_1", "devices_20260301_100000_2"]
+    assert shown(connection) == ["r2"]
+
+
 def test_versions_are_sealed_even_against_their_owner(connection: Connection, monkeypatch: Any):
     """Guards immutability where a superuser writes: REVOKE does not bind one, the trigger does."""
     version = go(connection, 1, "a", run="r1")
