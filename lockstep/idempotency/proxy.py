@@ -19,10 +19,13 @@ from lockstep.kernel.errors import InvalidInput, Terminal
 from lockstep.kernel.postgres import Connection, Pool, identifier, transaction
 
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 7))"
+# The number at the end of a name is the order in which versions of one date were built.
 _OF_RUN = """
-SELECT version, logical_date, dropped_at IS NOT NULL FROM idempotency.proxy_version WHERE proxy = %s AND run = %s"""
+SELECT version, logical_date, dropped_at IS NOT NULL, split_part(version, '_', -1)::int
+FROM idempotency.proxy_version WHERE proxy = %s AND run = %s"""
 _OF_NAME = """
-SELECT version, logical_date, dropped_at IS NOT NULL FROM idempotency.proxy_version WHERE proxy = %s AND version = %s"""
+SELECT version, logical_date, dropped_at IS NOT NULL, split_part(version, '_', -1)::int
+FROM idempotency.proxy_version WHERE proxy = %s AND version = %s"""
 # By the second, as names are: two logical dates of one second must not come to one name.
 _COUNT = """
 SELECT count(*) FROM idempotency.proxy_version WHERE proxy = %s AND left(logical_date, 19) = left(%s, 19)"""
@@ -30,8 +33,9 @@ _ADD = """
 INSERT INTO idempotency.proxy_version (proxy, version, logical_date, run, sealed_at)
 VALUES (%s, %s, %s, %s, clock_timestamp())"""
 _MOVES = """
-SELECT v.version, v.logical_date, v.dropped_at IS NOT NULL FROM idempotency.proxy_move m
-JOIN idempotency.proxy_version v USING (proxy, version) WHERE m.proxy = %s ORDER BY m.id DESC"""
+SELECT v.version, v.logical_date, v.dropped_at IS NOT NULL, split_part(v.version, '_', -1)::int
+FROM idempotency.proxy_move m JOIN idempotency.proxy_version v USING (proxy, version)
+WHERE m.proxy = %s ORDER BY m.id DESC"""
 _MOVE = "INSERT INTO idempotency.proxy_move (proxy, version, reason) VALUES (%s, %s, %s)"
 _OLD = """
 SELECT version FROM idempotency.proxy_version WHERE proxy = %s AND dropped_at IS NULL AND sealed_at < %s
@@ -45,11 +49,15 @@ FROM pg_class, aclexplode(relacl) AS acl WHERE oid = %s::regclass"""
 
 
 class Version(NamedTuple):
-    """One immutable version, known by a name that was computed once and stored."""
+    """One immutable version, known by a name that was computed once and stored.
+
+    `number` tells versions of one date apart by the order in which they were built; 0 where the store does not know.
+    """
 
     name: str
     logical_date: str
     dropped: bool = False
+    number: int = 0
 
 
 class Decision(Enum):
@@ -94,8 +102,9 @@ def logical(moment: date | datetime) -> str:
 def decide(wanted: Version, moves: Sequence[Version], *, told: bool) -> Decision:
     """Whether the name may move. `moves` are the versions it pointed to, newest first; the first is where it is.
 
-    Automatic moves never go back in time, and a run that is retried after a person rolled its version back does not
-    publish it again. Told means that a person decides otherwise.
+    Automatic moves never go back in time, and a run that is retried after a person rolled its version back, or after a
+    corrected version of its date was built and shown, does not publish it again. Told means that a person decides
+    otherwise.
     """
     current = moves[0] if moves else None
     if current is not None and current.name == wanted.name:
@@ -103,6 +112,8 @@ def decide(wanted: Version, moves: Sequence[Version], *, told: bool) -> Decision
     if told or current is None:
         return Decision.MOVE
     if any(past.name == wanted.name for past in moves):
+        return Decision.SUPERSEDED
+    if wanted.logical_date == current.logical_date and wanted.number < current.number:
         return Decision.SUPERSEDED
     return Decision.OLDER if wanted.logical_date < current.logical_date else Decision.MOVE
 
@@ -119,7 +130,7 @@ def add_version(
         moment = logical(logical_date)
         count = connection.execute(_COUNT, (proxy.key, moment)).fetchone()
         number = 1 + (count[0] if count else 0)
-        version = Version(f"{proxy.name}_{moment[:19].translate(_COMPACT)}_{number}", moment)
+        version = Version(f"{proxy.name}_{moment[:19].translate(_COMPACT)}_{number}", moment, number=number)
         table = identifier(proxy.schema, version.name)
         build(connection, table)
         crash_point("proxy.version.built")

@@ -448,6 +448,13 @@ PROXY: tuple[Guard, ...] = (
         _PROXY_RULES,
     ),
     Guard(
+        "a corrected version is not replaced by a late retry of the wrong one",
+        _PROXY,
+        "if wanted.logical_date == current.logical_date and wanted.number < current.number:",
+        "if False:",
+        _PROXY_RULES,
+    ),
+    Guard(
         "a second roll back does not show the bad version again",
         _PROXY,
         "under = way[: names.index(version.name)] if version.name in names else way",

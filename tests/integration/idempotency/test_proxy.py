@@ -124,6 +124,16 @@ def test_a_roll_back_is_not_undone_by_a_late_retry(connection: Connection):
     assert roll_back(connection, DEVICES, reason="once more").name == "devices_20260301_000000_1"
 
 
+def test_a_version_that_a_corrected_one_has_replaced_is_not_shown_by_its_late_retry(connection: Connection):
+    """Guards corrected data: the first run died before it was shown, and its retry comes after the correction."""
+    with pytest.raises(CrashInjected), armed("proxy.version.after_commit", "raise"):
+        go(connection, 1, "wrong", run="r1")
+    go(connection, 1, "corrected", run="r1-corrected")
+    wrong = go(connection, 1, "wrong", run="r1")
+    assert shown(connection) == ["corrected"]
+    assert point(connection, DEVICES, wrong, reason="on purpose", told=True) is Decision.MOVE
+
+
 def test_a_second_roll_back_goes_one_version_further(connection: Connection):
     for day, value in enumerate(("oldest", "old", "bad"), start=1):
         go(connection, day, value, run=value)

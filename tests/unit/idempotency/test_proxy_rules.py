@@ -25,6 +25,9 @@ OLD, MID, NEW = (Version(name, f"2026-0{n}-01") for n, name in enumerate(("old",
         (NEW, [OLD, NEW, OLD], False, Decision.SUPERSEDED),
         (NEW, [OLD, NEW, OLD], True, Decision.MOVE),
         (Version("again", OLD.logical_date), [OLD], False, Decision.MOVE),
+        (OLD._replace(number=1), [Version("corrected", OLD.logical_date, number=2)], False, Decision.SUPERSEDED),
+        (OLD._replace(number=1), [Version("corrected", OLD.logical_date, number=2)], True, Decision.MOVE),
+        (NEW._replace(number=1), [Version("corrected", OLD.logical_date, number=2)], False, Decision.MOVE),
     ],
 )
 def test_the_rule_of_moving(wanted: Version, moves: list[Version], told: bool, decision: Decision):
