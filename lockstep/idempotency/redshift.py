@@ -75,9 +75,9 @@ def execute(ask: Ask, plan: Plan) -> Outcome:
         Transient: The files did not give the announced rows.
         InvalidInput: Rows belong to another unit. In all of these cases nothing was changed.
     """
-    for statement in plan.begin:
-        ask(statement)
     try:
+        for statement in plan.begin:  # inside: a LOCK that fails leaves a transaction, too
+            ask(statement)
         entry = ask(plan.check)
         outcome = recognise(entry, plan) if entry is not None else _apply(ask, plan)
     except BaseException:

@@ -419,6 +419,20 @@ TRANSACTIONAL: tuple[Guard, ...] = (
         _REDSHIFT_PLAN_TESTS[2:],
     ),
     Guard(
+        "a statement that failed on Redshift leaves no transaction open",
+        _REDSHIFT_PLAN,
+        '            ask(Statement("ROLLBACK"))\n        raise',
+        "            pass\n        raise",
+        _REDSHIFT_PLAN_TESTS[:1],
+    ),
+    Guard(
+        "an address on Redshift cannot leave its quotes",
+        _REDSHIFT_PLAN,
+        "    if problems:\n        raise InvalidInput(\"COPY takes",
+        "    if False:\n        raise InvalidInput(\"COPY takes",
+        _REDSHIFT_PLAN_TESTS[:1],
+    ),
+    Guard(
         "names on Redshift cannot leave their quotes",
         _REDSHIFT_PLAN,
         "if _NAME.fullmatch(part) is None:",
