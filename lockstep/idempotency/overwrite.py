@@ -100,8 +100,7 @@ def write_unit(
         The predicate under which the unit was replaced, as the commit carries it.
     """
     predicate = unit if isinstance(unit, str) else delta.equality(unit)
-    if not predicate.strip():
-        raise InvalidInput("a unit needs a predicate.", unit=path, next_step="name the columns and values to replace.")
+    refuse_blank(predicate, path)
     crash_point("overwrite.delta.before_write")
     writer = (
         frame.write.format("delta")
@@ -111,11 +110,24 @@ def write_unit(
         .option("userMetadata", delta.stamp("overwrite", run=run, unit=predicate))
         .partitionBy(*partition_by)
     )
-    wanted = {**_SAFE_SETTINGS, _DATA_COLUMNS: str(not aligned).lower()}
-    with delta.settings(spark, wanted), _outside_unit(path, predicate), delta.contested(path):
+    with checked(spark, path, predicate, aligned=aligned):
         writer.save(path)
     crash_point("overwrite.delta.after_commit")
     return predicate
+
+
+def refuse_blank(predicate: str, path: str) -> None:
+    """Raise `InvalidInput` for a predicate of nothing, which must not come to mean the whole table."""
+    if not predicate.strip():
+        raise InvalidInput("a unit needs a predicate.", unit=path, next_step="name the columns and values to replace.")
+
+
+@contextmanager
+def checked(spark: SparkSession, path: str, predicate: str, *, aligned: bool = False) -> Iterator[None]:
+    """A `replaceWhere` in the block is held to its predicate, whatever the session's settings. Raises `OutsideUnit`."""
+    wanted = {**_SAFE_SETTINGS, _DATA_COLUMNS: str(not aligned).lower()}
+    with delta.settings(spark, wanted), _outside_unit(path, predicate), delta.contested(path):
+        yield
 
 
 @contextmanager

@@ -415,12 +415,17 @@ def write_delta(
         replace: Predicate of the rows that a replay replaces; without it rows are added, in generation 1 only.
 
     Raises:
+        OutsideUnit: A row of `frame` does not satisfy `replace`; nothing was written.
         ContentChanged: The key was applied with other content.
         LostClaim: A newer generation of the unit was applied.
         RestoredAway: It was applied and then undone by a RESTORE: raise the generation to apply it again.
     """
+    from lockstep.idempotency import overwrite  # with the client of S3, which tasks that import this module do not need
+
     if replace is None and key.generation != 1:
         raise InvalidInput("a replay cannot append.", unit=str(key), next_step="pass the predicate it replaces.")
+    if replace is not None:
+        overwrite.refuse_blank(replace, path)
     attempt = ids.new_id()
     fields = {"pipeline": key.pipeline, "unit": key.unit, "generation": key.generation}
     writer = (
@@ -434,7 +439,8 @@ def write_delta(
         if replace is None:
             writer.mode("append").save(path)
         else:
-            writer.mode("overwrite").option("replaceWhere", replace).save(path)
+            with overwrite.checked(spark, path, replace):
+                writer.mode("overwrite").option("replaceWhere", replace).save(path)
     crash_point("transactional.delta.after_commit")
     return judge_delta(delta.history(spark, path), key, attempt=attempt, content=content)
 

@@ -288,6 +288,10 @@ _WRITER_TESTS = (
     f"{_IN_STORES}/test_transactional.py::test_only_receipted_rows_are_applied",
 )
 _WRITER_DELTA = (f"{_IN_UNIT}/test_transactional_delta.py",)
+_EMPTY_OR_STRAY = (
+    f"{_IN_STORES}/test_transactional.py"
+    "::test_a_unit_on_delta_that_is_empty_is_applied_and_rows_of_another_unit_are_refused",
+)
 _REDSHIFT_PLAN = f"{_BLOCKS}/redshift.py"
 _REDSHIFT_PLAN_TESTS = (
     f"{_IN_UNIT}/test_redshift_sql.py",
@@ -339,6 +343,20 @@ TRANSACTIONAL: tuple[Guard, ...] = (
         "if replace is None and key.generation != 1:",
         "if False:",
         _WRITER_DELTA,
+    ),
+    Guard(
+        "a predicate of nothing does not mean everything to the writer either",
+        _WRITER,
+        "        overwrite.refuse_blank(replace, path)\n",
+        "        pass\n",
+        _WRITER_DELTA,
+    ),
+    Guard(
+        "a unit that a transactional write replaces on Delta keeps to itself",
+        _WRITER,
+        "with overwrite.checked(spark, path, replace):",
+        "if True:",
+        _EMPTY_OR_STRAY,
     ),
     Guard(
         "rows of another unit are not applied",
@@ -428,8 +446,8 @@ TRANSACTIONAL: tuple[Guard, ...] = (
     Guard(
         "an address on Redshift cannot leave its quotes",
         _REDSHIFT_PLAN,
-        "    if problems:\n        raise InvalidInput(\"COPY takes",
-        "    if False:\n        raise InvalidInput(\"COPY takes",
+        '    if problems:\n        raise InvalidInput("COPY takes',
+        '    if False:\n        raise InvalidInput("COPY takes',
         _REDSHIFT_PLAN_TESTS[:1],
     ),
     Guard(
