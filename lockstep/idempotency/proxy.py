@@ -200,6 +200,8 @@ def previous(shown: Sequence[Version]) -> Version | None:
 
 def kept_versions(shown: Sequence[Version], keep: int) -> list[str]:
     """The current version, the `keep` different ones shown last before it, and the `keep` that roll backs go to."""
+    if keep < 0:
+        raise InvalidInput(f"{keep} versions cannot be kept.", next_step="name how many stay behind the current one.")
     recent = list(dict.fromkeys(version.name for version in shown))
     behind = [version.name for version in _way_back(shown) if not version.dropped]
     return list(dict.fromkeys([*recent[: keep + 1], *behind[: keep + 1]]))

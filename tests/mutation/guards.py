@@ -500,6 +500,7 @@ PROXY: tuple[Guard, ...] = (
         "recent[: keep + 1]",
         _PROXY_RULES,
     ),
+    Guard("the current version is not collected", _PROXY, "    if keep < 0:\n", "    if False:\n", _PROXY_RULES),
     Guard(
         "one move of a name at a time",
         _PROXY,

@@ -55,6 +55,12 @@ def test_the_current_version_the_last_others_and_the_way_back_are_kept():
     assert kept_versions([], 3) == []
 
 
+def test_fewer_than_none_are_never_kept():
+    """Guards the current version: a negative number would count from the end and leave it among those that go."""
+    with pytest.raises(InvalidInput, match="cannot be kept"):
+        kept_versions([NEW, OLD], -1)
+
+
 @given(st.lists(st.datetimes(timezones=st.just(UTC)), min_size=2, max_size=2))
 def test_logical_dates_sort_as_text_as_they_do_in_time(moments: list[datetime]):
     first, second = moments
