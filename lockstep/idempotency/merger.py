@@ -332,7 +332,9 @@ def delta_tombstones(contract: Contract, resolved: str, tombstones: str) -> str:
 
 def _merge(contract: Contract, target: str, resolved: str, tombstones: str | None, quote: Callable[[str], str]) -> str:
     """The one MERGE of both dialects. Every branch that changes a row asks whether the source is newer."""
-    newer = f" AND s.{quote(contract.order)} > t.{quote(contract.order)}" if contract.order else ""
+    # A row from before the order column has none: it is older than everything, or no change would ever reach it.
+    order = quote(contract.order) if contract.order else ""
+    newer = f" AND (t.{order} IS NULL OR s.{order} > t.{order})" if order else ""
     hard = contract.flag is not None and contract.deletes is Deletes.HARD
     gone, alive = (
         (f" AND s.{quote(contract.flag or '')}", f" AND NOT s.{quote(contract.flag or '')}") if hard else ("", "")

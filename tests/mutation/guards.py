@@ -630,9 +630,16 @@ MERGER: tuple[Guard, ...] = (
     Guard(
         "an older change does not replace a newer one",
         _MERGER,
-        'newer = f" AND s.{quote(contract.order)} > t.{quote(contract.order)}" if contract.order else ""',
+        'newer = f" AND (t.{order} IS NULL OR s.{order} > t.{order})" if order else ""',
         'newer = ""',
         _MERGER_TESTS,
+    ),
+    Guard(
+        "a row without an order is older than any change",
+        _MERGER,
+        "(t.{order} IS NULL OR s.{order} > t.{order})",
+        "s.{order} > t.{order}",
+        (f"{_MERGER_TESTS[0]}::test_a_row_from_before_the_order_column_is_older_than_any_change",),
     ),
     Guard(
         "a deleted row comes back by a newer insert only",

@@ -125,6 +125,20 @@ def test_the_statements_for_redshift_keep_the_newer_row_and_the_delete(work: Any
     assert seen(work) == "new"
 
 
+def test_a_row_from_before_the_order_column_is_older_than_any_change(work: Any):
+    """Guards a table that got its order later: compared with NULL no change is newer, and none would ever arrive."""
+    add = "INSERT INTO devices VALUES ('A', 'unordered', NULL), ('B', 'unordered', NULL), ('C', 'unordered', NULL)"
+    work.execute(add)
+    assert merge(work, [("A", "new", 1, False), ("B", None, 1, True)]) == 2
+    assert seen(work) == "new unordered"
+    with transaction(work):
+        source = merger.stage(work, CONTRACT, target="devices", rows=[("C", "newer", 1, False)])
+        names = {"target": "devices", "source": source, "tombstones": "graves"}
+        for statement in merger.redshift_statements(CONTRACT, **names):
+            work.execute(statement)
+    assert seen(work) == "new newer"
+
+
 def test_several_rows_of_one_key_resolve_to_the_last_and_doubles_collapse(work: Any):
     merge(work, [("A", "1", 1, False), ("A", "3", 3, False), ("A", "3", 3, False), ("A", "2", 2, True)])
     assert seen(work) == "3"
@@ -186,9 +200,9 @@ def test_the_merge_rolls_back_with_the_callers_transaction(work: Any):
 @pytest.mark.parametrize(
     ("contract", "guard", "instead"),
     [
-        (CONTRACT, ' AND s."seq" > t."seq" THEN UPDATE', " THEN UPDATE"),
+        (CONTRACT, ' AND (t."seq" IS NULL OR s."seq" > t."seq") THEN UPDATE', " THEN UPDATE"),
         (CONTRACT, ' AND (s.dead_at IS NULL OR s."seq" > s.dead_at)', ""),
-        (CONTRACT, ' AND s."gone" AND s."seq" > t."seq" THEN DELETE', ' AND s."gone" THEN DELETE'),
+        (CONTRACT, ' AND s."gone" AND (t."seq" IS NULL OR s."seq" > t."seq") THEN DELETE', ' AND s."gone" THEN DELETE'),
         (UNORDERED, ' AND NOT s."gone"', ""),
     ],
 )
