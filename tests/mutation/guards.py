@@ -1060,6 +1060,13 @@ SILVER: tuple[Guard, ...] = (
         ("tests/integration/silver/test_skip.py",),
     ),
     Guard(
+        "what a dead report left staged is swept",
+        f"{_SILVER}report.py",
+        "            transactional.sweep(connection, created_before=now - KEPT_FOR)\n",
+        "            pass\n",
+        ("tests/integration/silver/test_gold.py::test_what_a_dead_report_left_staged_goes_with_a_later_one",),
+    ),
+    Guard(
         "attempts of workers that died are counted",
         f"{_SILVER}worker.py",
         "if row.attempt > MAX_ATTEMPTS:",
