@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "idempotency"
 _HASH, _PARTITION, _ATTEMPT = "_hash", "_partition", "_attempt"
+_STATEMENT_TIMEOUT = 600.0  # seconds, for tasks and driver alike: what took minutes to stage takes minutes to apply
 _RECEIPT = "partition INT, attempt BIGINT, rows BIGINT, checksum BIGINT"
 # What a CSV of Arrow spells exactly as PostgreSQL reads it.
 _TYPES = (
@@ -134,7 +135,7 @@ def write(
         ContentChanged: The key was applied with other rows.
         LostClaim: A newer generation of the unit was applied.
     """
-    with connect(dsn, application_name="lockstep-transactional") as connection:
+    with connect(dsn, application_name="lockstep-transactional", statement_timeout=_STATEMENT_TIMEOUT) as connection:
         done = applied(connection, key)
         if done is not None and done[0] == run:
             return done[1]
@@ -200,7 +201,9 @@ class StageTask:
             sql.SQL(", ").join(map(identifier, [*self.columns, _PARTITION, _ATTEMPT])),
         )
         with (
-            connect(self.dsn, application_name="lockstep-stage-task", statement_timeout=600) as connection,
+            connect(
+                self.dsn, application_name="lockstep-stage-task", statement_timeout=_STATEMENT_TIMEOUT
+            ) as connection,
             transaction(connection, what="staging"),
             connection.cursor().copy(statement) as copy,
         ):
