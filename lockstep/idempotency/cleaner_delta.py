@@ -94,7 +94,11 @@ def forget_delta(spark: SparkSession, path: str, day: str, *, before: object, ru
     """
     detail = spark.sql(f"DESCRIBE DETAIL {delta.quoted(path)}").collect()[0]
     if day not in detail["partitionColumns"]:
-        raise Refused(f"{day} is no partition column. Nothing was changed.", unit=path)
+        raise Refused(
+            f"{day} is no partition column. Nothing was changed.",
+            unit=path,
+            next_step="partition the table by it, or delete the rows by hand.",
+        )
     with delta.commit_as(spark, delta.stamp("cleaner", run=run, before=str(before))), delta.contested(path):
         condition = f"{delta.column(day)} < {delta.literal(before)}"
         spark.sql(f"DELETE FROM {delta.quoted(path)} WHERE {condition}").collect()  # noqa: S608

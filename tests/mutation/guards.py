@@ -146,6 +146,13 @@ CLEANER: tuple[Guard, ...] = (
         _UNITS_ON_DELTA,
     ),
     Guard(
+        "retention rewrites no rows",
+        _CLEANER_DELTA,
+        'if day not in detail["partitionColumns"]:',
+        "if False:",
+        _UNITS_ON_DELTA,
+    ),
+    Guard(
         "a cleaned unit may be loaded again",
         _CLEANER_DELTA,
         "Work(_without(work.loads, delta.equality({UNIT: unit})), ",
@@ -173,6 +180,7 @@ _OVERWRITE_TESTS = (f"{_IN_STORES}/test_overwrite.py",)
 _POINTER = f"{_BLOCKS}/pointer.py"
 _DELTA = f"{_BLOCKS}/delta.py"
 _DELTA_TEXT = (f"{_IN_UNIT}/test_delta_text.py",)
+_DELTA_CONFLICTS = (f"{_IN_UNIT}/test_delta_conflicts.py",)
 
 OVERWRITE: tuple[Guard, ...] = (
     Guard(
@@ -208,6 +216,13 @@ OVERWRITE: tuple[Guard, ...] = (
         _OVERWRITE,
         "if seen is None or _manifest(seen.content).published_at >= superseded_before:",
         "if seen is None:",
+        (f"{_OVERWRITE_TESTS[0]}::test_sweeping_removes_losers_and_spares_readers_neighbours_and_attempts_under_way",),
+    ),
+    Guard(
+        "the files that readers follow are not swept",
+        _OVERWRITE,
+        "for note in notes if note not in kept)",
+        "for note in notes)",
         (f"{_OVERWRITE_TESTS[0]}::test_sweeping_removes_losers_and_spares_readers_neighbours_and_attempts_under_way",),
     ),
     Guard(
@@ -274,6 +289,13 @@ OVERWRITE: tuple[Guard, ...] = (
         _DELTA_TEXT,
     ),
     Guard(
+        "a commit that lost against another writer may be tried again",
+        _DELTA,
+        "if _CONTESTED.search(str(error)) is None:",
+        "if True:",
+        _DELTA_CONFLICTS,
+    ),
+    Guard(
         "metadata of others is not taken for ours",
         _DELTA,
         "if isinstance(found, dict) and STAMP_KEY in found else None",
@@ -329,6 +351,20 @@ TRANSACTIONAL: tuple[Guard, ...] = (
         "_check_staged(connection, staging, key)\n            how(",
         "how(",
         (f"{_IN_STORES}/test_transactional.py::test_staged_rows_that_vanished_are_noticed",),
+    ),
+    Guard(
+        "rows that differ in where their NULL is are other rows",
+        _WRITER,
+        'f"{delta.column(c)}, isnull({delta.column(c)})"',
+        "delta.column(c)",
+        (f"{_IN_STORES}/test_transactional.py::test_rows_that_differ_only_in_where_their_null_is_are_other_rows",),
+    ),
+    Guard(
+        "a column without an exact text form is not staged",
+        _WRITER,
+        "for name, kind in types if kind not in _TYPES]",
+        "for name, kind in types if False]",
+        (f"{_IN_STORES}/test_transactional.py::test_spark_rows_of_every_type_arrive_exactly",),
     ),
     Guard(
         "a replay does not append",
@@ -768,6 +804,34 @@ STATEFUL: tuple[Guard, ...] = (
         "        table.erase()\n",
         "        pass\n",
         _STATEFUL_DELTA,
+    ),
+    Guard(
+        "an erased row does not come with the increment",
+        _STATEFUL,
+        'wanted = source if erase is None else source.where(f"NOT coalesce({erase}, false)")',
+        "wanted = source",
+        _STATEFUL_DELTA,
+    ),
+    Guard(
+        "a bad increment does not put the table back",
+        _STATEFUL,
+        "        table.check()  # before",
+        "        pass  # before",
+        _STATEFUL_DELTA,
+    ),
+    Guard(
+        "one run at a time decides on PostgreSQL",
+        _STATEFUL,
+        '        work.execute(sql.SQL("LOCK TABLE {target} IN SHARE ROW EXCLUSIVE MODE").format(**_names(target)))\n',
+        "",
+        (f"{_STATEFUL_TESTS[0]}::test_of_two_runs_at_once_the_second_decides_by_what_the_first_has_left",),
+    ),
+    Guard(
+        "a merge whose commit is not found is no success",
+        _STATEFUL,
+        "        if version is None:\n            raise MarkMissing(",
+        "        if version is None:\n            return commits[-1].version\n            raise MarkMissing(",
+        _DELTA_CONFLICTS,
     ),
     Guard(
         "a request that is in the table is done",

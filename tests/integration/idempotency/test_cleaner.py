@@ -13,7 +13,7 @@ from psycopg import errors, sql
 from lockstep.idempotency import cleaner, delta
 from lockstep.idempotency.calendar import ISO_WEEK, MONTH
 from lockstep.idempotency.cleaner import Dataset, Loaded, Refused, Unit, create, freeze, load, units
-from lockstep.idempotency.cleaner_delta import DeltaDataset, clean_delta, freeze_delta, load_delta
+from lockstep.idempotency.cleaner_delta import DeltaDataset, clean_delta, forget_delta, freeze_delta, load_delta
 from lockstep.kernel.crash import CrashInjected, armed
 from lockstep.kernel.errors import Terminal
 from lockstep.kernel.postgres import Connection, connect
@@ -234,4 +234,7 @@ class TestDelta:
         assert (newest.metrics["numCopiedRows"], newest.metrics["numAddedFiles"]) == ("0", "0")
         assert not go(MONDAY + week * 2, 6).already, "it was cleaned away, so the same run may load it again"
         assert clean_delta(spark, table, MONDAY + week * 2, run="c") == 0, "a late retry of the clean"
+        assert found()[MONDAY + week * 2] == 6
+        with pytest.raises(Refused, match="id is no partition column"):
+            forget_delta(spark, table.path, "id", before=3, run="would rewrite rows")
         assert found()[MONDAY + week * 2] == 6

@@ -14,6 +14,7 @@ from lockstep.idempotency.stateful_rules import Action, Commit, Done, Mark, Proc
 from lockstep.kernel.crash import CrashInjected, armed
 from lockstep.kernel.errors import InvalidInput, LostClaim
 from lockstep.kernel.postgres import connect, transaction
+from tests.faults.modes import HANGS, meet
 
 pytestmark = pytest.mark.stack
 
@@ -156,6 +157,24 @@ class TestPostgres:
         monkeypatch.setattr(stateful, "_PUT_BACK", "SELECT %(version)s")
         self.execute(work, run("08:00", "again"))
         assert self.seen(work) != TABLE_4_1["08:00"][1]
+
+    def test_of_two_runs_at_once_the_second_decides_by_what_the_first_has_left(self, dsn: str, work: Any):
+        """Guards the lock around the decision: the second would decide by a history that is about to change."""
+        self.execute(work, run("07:00"))
+
+        def drive(request: str, *rows: Any) -> None:
+            with connect(dsn, application_name=request) as mine:
+                self.execute(mine, run("08:00", request), list(rows))
+
+        met = meet(
+            "idempotency.stateful.after_merge",
+            HANGS,
+            lambda: drive("first", ("B", "wrong", False), ("C", "wrong too", False)),
+            lambda: drive("second", ("B", "right", False)),
+            blocked_after=1.0,
+        )
+        assert (met.victim, met.rival) == (None, None)
+        assert self.seen(work) == "A right"
 
     def test_another_pipeline_on_the_same_table_is_foreign(self, work: Any):
         self.execute(work, run("07:00"))
