@@ -313,6 +313,10 @@ _PUT_BACK = (
     + " i WHERE i.before IS NOT NULL"
 )
 _DROP_IMAGES = "DELETE FROM {images} WHERE version > %(version)s"
+# Rows go back by being taken out and put in again: keys that do something on DELETE would do it to rows that stay.
+_DEPENDENTS = """
+SELECT conrelid::regclass::text FROM pg_constraint
+WHERE confrelid = %s::regclass AND contype = 'f' AND confdeltype IN ('c', 'n', 'd') ORDER BY 1"""
 # The merge and its images in one pass. A row that it left as it was needs none.
 _MERGE = f"""
 WITH change AS ({{merge}} RETURNING {{key}} AS key, to_jsonb(old) AS before, to_jsonb(new) AS after)
@@ -401,6 +405,7 @@ class _PostgresTable:
         return History(tuple(_postgres_commit(row, run.pipeline) for row in rows), restorable_from=forgotten)
 
     def restore(self, version: int, run: Run) -> None:
+        self._refuse_dependents(run)
         bound = {"version": version}
         drift = [key for (key,) in self._execute(_DRIFT, bound)]
         if drift and not self._accept_drift:
@@ -413,6 +418,17 @@ class _PostgresTable:
         for statement in (_TAKE_OUT, _PUT_BACK, _DROP_IMAGES):
             self._execute(statement, bound)
         self._append(Action.RESTORE, run, None, version)
+
+    def _refuse_dependents(self, run: Run) -> None:
+        target = self._names["target"].as_string(self._work)
+        dependents = [name for (name,) in self._work.execute(_DEPENDENTS, (target,))]
+        if dependents:
+            refusal = Refuse(
+                Reason.FOREIGN,
+                f"going back would delete or empty rows of {', '.join(dependents)}: foreign keys follow a DELETE.",
+                "let those keys be NO ACTION DEFERRABLE INITIALLY DEFERRED: they then look at the end only.",
+            )
+            raise Refused(refusal, unit=f"{run.pipeline} {run.execution}")
 
     def erase(self) -> None:
         """Nothing: a deleted row of somebody else is drift, and refused."""

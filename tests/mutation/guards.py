@@ -834,6 +834,13 @@ STATEFUL: tuple[Guard, ...] = (
         _DELTA_CONFLICTS,
     ),
     Guard(
+        "a restore does not take the rows of other tables along",
+        _STATEFUL,
+        "        if dependents:\n",
+        "        if False:\n",
+        _STATEFUL_TESTS,
+    ),
+    Guard(
         "a request that is in the table is done",
         _DECISION,
         "if own is not None and own.request == run.request:",

@@ -184,6 +184,22 @@ class TestPostgres:
         assert refused.value.reason is Reason.FOREIGN
         assert self.seen(work) == "theirs"
 
+    def test_a_replay_does_not_take_the_rows_of_other_tables_along(self, work: Any):
+        """Guards what refers to the table: rows leave it for a moment, and a cascade would follow them for good."""
+        self.all_hours(work)
+        work.execute("CREATE TABLE visits (id text REFERENCES devices ON DELETE CASCADE)")
+        work.execute("INSERT INTO visits VALUES ('A'), ('C')")
+        with pytest.raises(Refused, match="visits") as refused:
+            self.execute(work, run("09:00", "again"))
+        assert refused.value.reason is Reason.FOREIGN
+        assert self.seen(work) == TABLE_4_1["10:00"][1]
+        work.execute("ALTER TABLE visits DROP CONSTRAINT visits_id_fkey")
+        later = "ADD FOREIGN KEY (id) REFERENCES devices DEFERRABLE INITIALLY DEFERRED"
+        work.execute(f"ALTER TABLE visits {later}")
+        self.execute(work, run("09:00", "again"))
+        assert self.seen(work) == TABLE_4_1["09:00"][1]
+        assert work.execute("SELECT id FROM visits ORDER BY id").fetchall() == [("A",), ("C",)]
+
     def test_forgotten_images_are_refused_and_the_newest_run_stays_replayable(self, work: Any):
         self.all_hours(work)
         stateful.forget_postgres(work, "devices", version=99)
