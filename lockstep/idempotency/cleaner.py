@@ -16,7 +16,7 @@ from psycopg import errors, sql
 from lockstep.idempotency.calendar import Grain, Interval, is_first_partition, unit_name
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import InvalidInput, Terminal
-from lockstep.kernel.postgres import Connection, Pool, identifier, transaction
+from lockstep.kernel.postgres import Connection, Pool, identifier, refuse_long_name, transaction
 
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 1))"
 _UNITS = "SELECT name, starts, ends, frozen FROM idempotency.unit WHERE dataset = %s ORDER BY starts"
@@ -57,6 +57,9 @@ class Dataset:
     day: str
     grain: Grain
     quota: int = 1000
+
+    def __post_init__(self) -> None:
+        refuse_long_name(self.name, longest_suffix=len("_20241230__new"))
 
 
 class Unit(NamedTuple):

@@ -16,7 +16,7 @@ from psycopg import errors, sql
 
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import InvalidInput, Terminal
-from lockstep.kernel.postgres import Connection, Pool, identifier, transaction
+from lockstep.kernel.postgres import Connection, Pool, identifier, refuse_long_name, transaction
 
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 7))"
 # The number at the end of a name is the order in which versions of one date were built.
@@ -79,6 +79,9 @@ class Proxy:
 
     schema: str
     name: str
+
+    def __post_init__(self) -> None:
+        refuse_long_name(self.name, longest_suffix=len("_20260302_000000_9999"))
 
     @property
     def key(self) -> str:

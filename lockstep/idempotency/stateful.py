@@ -34,7 +34,7 @@ from lockstep.idempotency.stateful_rules import (
 )
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import InvalidInput, LostClaim, Terminal
-from lockstep.kernel.postgres import Connection, identifier, transaction
+from lockstep.kernel.postgres import Connection, identifier, refuse_long_name, transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -331,10 +331,15 @@ def create_history(connection: Connection, target: str) -> None:
     """Create `<target>_runs` and `<target>_images` beside a PostgreSQL table, if they are absent.
 
     Raises:
-        InvalidInput: The server is older than PostgreSQL 18.
+        InvalidInput: The server is older than PostgreSQL 18, or the name leaves no room for those of the history.
     """
     if connection.info.server_version < _NEEDED_VERSION:
-        raise InvalidInput(f"PostgreSQL {connection.info.server_version // 10000} is too old.", unit=target)
+        raise InvalidInput(
+            f"PostgreSQL {connection.info.server_version // 10000} is too old.",
+            unit=target,
+            next_step="use PostgreSQL 18 or later: its MERGE returns the row before and after.",
+        )
+    refuse_long_name(target.rpartition(".")[2], longest_suffix=len("_images_version"))
     names = _names(target)
     with transaction(connection, what=f"creating the history of {target}") as work:
         for statement in (_HISTORY_TABLE, _IMAGES_TABLE, _IMAGES_INDEX, _BEGIN_HISTORY):

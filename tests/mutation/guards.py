@@ -90,6 +90,13 @@ CLEANER: tuple[Guard, ...] = (
         _CLEANER_TESTS,
     ),
     Guard(
+        "names are not cut off",
+        "lockstep/kernel/postgres.py",
+        "if len(name.encode()) > room:",
+        "if False:",
+        (f"{_IN_UNIT}/test_long_names.py",),
+    ),
+    Guard(
         "one load at a time for a dataset",
         _CLEANER,
         "        _lock(connection, dataset)\n        done =",
