@@ -149,6 +149,29 @@ def test_weeks_are_frozen_into_months_and_the_quota_counts_units(connection: Con
     assert sum(counts(connection).values()) == 9
 
 
+def test_units_with_computed_and_identity_columns_are_frozen_as_they_are(connection: Connection):
+    """Guards the quota: PostgreSQL takes no values for such columns, so these units could never be merged."""
+    connection.execute(
+        "CREATE TABLE clicks_shape (n bigint GENERATED ALWAYS AS IDENTITY, day date NOT NULL, page text, "
+        "length int GENERATED ALWAYS AS (length(page)) STORED)"
+    )
+    clicks = Dataset("public", "clicks", "clicks_shape", "day", ISO_WEEK)
+    create(connection, clicks)
+
+    def fill(connection: Connection, table: sql.Identifier) -> int:
+        add = sql.SQL("INSERT INTO {} (day, page) VALUES (%s, 'home')").format(table)
+        return connection.execute(add, (day,)).rowcount
+
+    for day in (MONDAY, MONDAY + timedelta(weeks=1)):
+        load(connection, clicks, day, fill, run="r")
+    rows = "SELECT n, day, page, length FROM clicks ORDER BY day"
+    before = connection.execute(rows).fetchall()
+    assert [row[2:] for row in before] == [("home", 4)] * 2
+    (made,) = freeze(connection, clicks, before=MONDAY + timedelta(weeks=2), into=MONTH)
+    assert made.frozen
+    assert connection.execute(rows).fetchall() == before
+
+
 def test_a_view_on_a_unit_itself_stops_the_replay_instead_of_vanishing(connection: Connection, monkeypatch: Any):
     """Guards consumers' views: the chapter's CASCADE drops them without a word."""
     go(connection, MONDAY, 2)
