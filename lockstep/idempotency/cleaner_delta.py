@@ -145,7 +145,11 @@ def _overwrite(
 def _only(frame: DataFrame, dataset: DeltaDataset, day: date) -> DataFrame:
     # The unit's predicate alone would let another day of the same unit in; the writer's check cannot see it.
     if dataset.day not in frame.columns or UNIT in frame.columns:
-        raise InvalidInput(f"the rows need a column {dataset.day} and must not have {UNIT}.", unit=dataset.path)
+        raise InvalidInput(
+            f"the rows need a column {dataset.day} and must not have {UNIT}.",
+            unit=dataset.path,
+            next_step="rename the columns; the unit's is made here.",
+        )
     column, wanted = delta.column(dataset.day), delta.literal(day)
     words = delta.literal(f"a row of another day came with {day}")
     return frame.where(f"CASE WHEN {column} <=> {wanted} THEN TRUE ELSE raise_error({words}) END")

@@ -48,6 +48,9 @@ SELECT acl.privilege_type, CASE WHEN acl.grantee = 0 THEN NULL ELSE acl.grantee:
 FROM pg_class, aclexplode(relacl) AS acl WHERE oid = %s::regclass"""
 
 
+NOTHING_BEFORE = "there is no earlier version to go back to."
+
+
 class Version(NamedTuple):
     """One immutable version, known by a name that was computed once and stored.
 
@@ -155,7 +158,11 @@ def point(source: Connection | Pool, proxy: Proxy, version: Version, *, reason: 
         connection.execute(_LOCK, (proxy.key,))
         known = connection.execute(_OF_NAME, (proxy.key, version.name)).fetchone()
         if known is None or Version(*known).dropped:
-            raise Refused(f"{version.name} does not exist any more, or never did.", unit=proxy.key)
+            raise Refused(
+                f"{version.name} does not exist any more, or never did.",
+                unit=proxy.key,
+                next_step="build it again under a new run.",
+            )
         decision = decide(Version(*known), moves(connection, proxy), told=told)
         if decision is Decision.OLDER:
             raise refusal(proxy.key, version)
@@ -173,7 +180,7 @@ def roll_back(source: Connection | Pool, proxy: Proxy, *, reason: str) -> Versio
         connection.execute(_LOCK, (proxy.key,))
         before = previous(moves(connection, proxy))
         if before is None:
-            raise Refused("there is no earlier version to go back to.", unit=proxy.key)
+            raise Refused(NOTHING_BEFORE, unit=proxy.key, next_step="build a good version and point to it.")
         point(connection, proxy, before, reason=reason, told=True)
     return before
 

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any
 from botocore.exceptions import ClientError
 
 from lockstep.idempotency import pointer
-from lockstep.idempotency.proxy import Decision, Refused, Version, decide, kept_versions, logical, previous, refusal
+from lockstep.idempotency.proxy import (
+    NOTHING_BEFORE,
+    Decision,
+    Refused,
+    Version,
+    decide,
+    kept_versions,
+    logical,
+    previous,
+    refusal,
+)
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import InvalidInput, LostClaim
 
@@ -50,7 +60,11 @@ class ObjectProxy:
             if error.response["ResponseMetadata"]["HTTPStatusCode"] != 412:
                 raise
             if self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read() != body:
-                raise LostClaim("the object exists with other bytes; it was not changed.", unit=key) from error
+                raise LostClaim(
+                    "the object exists with other bytes; it was not changed.",
+                    unit=key,
+                    next_step="write other bytes as a version of their own, under another run.",
+                ) from error
 
     def current(self) -> Version | None:
         """The version that readers should read."""
@@ -89,7 +103,7 @@ class ObjectProxy:
         shown = [v for v in self._moves(seen) if any(self._objects(self.folder(v)))]
         before = previous(shown) if shown else None
         if before is None:
-            raise Refused("there is no earlier version to go back to.", unit=self._root)
+            raise Refused(NOTHING_BEFORE, unit=self._root, next_step="build a good version and point to it.")
         self._point(before, seen, reason=reason, told=True)
         return before
 

@@ -44,6 +44,8 @@ _TYPES = (
     "timestamp",
 )
 
+COME_TOO_LATE = "let it go; to replay on purpose take a generation above that one."
+
 _LOCK_UNIT = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 4))"
 _NEWER = "SELECT max(generation) FROM idempotency.ledger WHERE pipeline = %s AND unit = %s AND generation > %s"
 _CLAIM = """
@@ -248,7 +250,9 @@ def _claim(connection: Connection, staging: Staging, key: Key, run: str) -> Outc
     connection.execute(_LOCK_UNIT, (f"{key.pipeline}/{key.unit}",))
     newer = connection.execute(_NEWER, key).fetchone()
     if newer is not None and newer[0] is not None:
-        raise LostClaim(f"generation {newer[0]} was applied; nothing was changed.", unit=str(key))
+        raise LostClaim(
+            f"generation {newer[0]} was applied; nothing was changed.", unit=str(key), next_step=COME_TOO_LATE
+        )
     entry = (*key, run, staging.content, staging.rows)
     if connection.execute(_CLAIM, entry).fetchone():
         return Outcome(staging.rows, staging.content, already=False)
@@ -457,7 +461,9 @@ def judge_delta(commits: Sequence[delta.Commit], key: Key, *, attempt: str, cont
             return Outcome(int(commit.metrics.get("numOutputRows", 0)), content, already=False)
     newer = [c.stamp["generation"] for c in ours if c.stamp and c.stamp["generation"] > key.generation]
     if newer:
-        raise LostClaim(f"generation {max(newer)} was applied; nothing was changed.", unit=str(key))
+        raise LostClaim(
+            f"generation {max(newer)} was applied; nothing was changed.", unit=str(key), next_step=COME_TOO_LATE
+        )
     if not same:
         raise Terminal(
             "Delta ignored the commit and the history no longer says why; nothing was changed.",
