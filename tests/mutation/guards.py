@@ -268,6 +268,20 @@ OVERWRITE: tuple[Guard, ...] = (
         (f"{_OVERWRITE_TESTS[0]}::test_a_publication_whose_answer_was_lost_is_recognised",),
     ),
     Guard(
+        "a publication that is repeated later is no lost claim",
+        _OVERWRITE,
+        "if shown is None or shown.folder != staged.folder:",
+        "if True:",
+        (f"{_OVERWRITE_TESTS[0]}::test_a_publication_that_is_repeated_later_is_recognised",),
+    ),
+    Guard(
+        "an overtaken attempt does not pass for its winner",
+        _OVERWRITE,
+        "if shown is None or shown.folder != staged.folder:",
+        "if shown is None:",
+        (f"{_OVERWRITE_TESTS[0]}::test_an_overtaken_worker_publishes_nothing",),
+    ),
+    Guard(
         "an address cannot leave its backticks",
         _DELTA,
         'return "`" + name.replace("`", "``") + "`"',
