@@ -278,8 +278,9 @@ class FileUnits:
                 yield File(item["Key"], item["Size"], item["ETag"])
 
     def _objects(self, prefix: str) -> Iterator[Any]:
-        for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
-            yield from page.get("Contents", ())
+        with pointer.answered(prefix):
+            for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
+                yield from page.get("Contents", ())
 
 
 def _note_key(folder: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import date, datetime
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
@@ -26,7 +27,7 @@ from lockstep.idempotency.proxy import (
     refusal,
 )
 from lockstep.kernel.crash import crash_point
-from lockstep.kernel.errors import InvalidInput, LostClaim
+from lockstep.kernel.errors import InvalidInput, LostClaim, Transient
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -54,17 +55,27 @@ class ObjectProxy:
     def put_once(self, version: Version, name: str, body: bytes) -> None:
         """Write one object of a version. The same bytes again change nothing; other bytes are refused."""
         key = self.folder(version) + name
+        with pointer.answered(key):
+            if self._put(key, body) or self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read() == body:
+                return
+        raise LostClaim(
+            "the object exists with other bytes; it was not changed.",
+            unit=key,
+            next_step="write other bytes as a version of their own, under another run.",
+        )
+
+    def _put(self, key: str, body: bytes) -> bool:
+        """Whether the object was written; False means that one is there."""
         try:
             self._s3.put_object(Bucket=self._bucket, Key=key, Body=body, IfNoneMatch="*")
         except ClientError as error:
-            if error.response["ResponseMetadata"]["HTTPStatusCode"] != 412:
+            status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+            if status == HTTPStatus.CONFLICT:
+                raise Transient("another PUT is under way.", unit=key, next_step="repeat the call.") from error
+            if status != HTTPStatus.PRECONDITION_FAILED:
                 raise
-            if self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read() != body:
-                raise LostClaim(
-                    "the object exists with other bytes; it was not changed.",
-                    unit=key,
-                    next_step="write other bytes as a version of their own, under another run.",
-                ) from error
+            return False
+        return True
 
     def current(self) -> Version | None:
         """The version that readers should read."""
@@ -136,8 +147,9 @@ class ObjectProxy:
         return [Version(e["version"], e["logical_date"]) for e in (seen.content["moves"] if seen else [])]
 
     def _objects(self, prefix: str) -> Iterator[Any]:
-        for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
-            yield from page.get("Contents", ())
+        with pointer.answered(prefix):
+            for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
+                yield from page.get("Contents", ())
 
 
 def _serial(seen: pointer.Seen | None) -> int:

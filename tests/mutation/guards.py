@@ -625,8 +625,8 @@ PROXY: tuple[Guard, ...] = (
     Guard(
         "other bytes under a written key are noticed",
         _PROXY_S3,
-        '["Body"].read() != body:',
-        '["Body"].read() is None:',
+        '["Body"].read() == body:',
+        '["Body"].read() is not None:',
         _PROXY_TESTS,
     ),
     Guard(
