@@ -44,9 +44,12 @@ _DROPPED = "UPDATE idempotency.proxy_version SET dropped_at = clock_timestamp() 
 _COLUMNS = """
 SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"""
 _GRANTS = """
-SELECT acl.privilege_type, CASE WHEN acl.grantee = 0 THEN NULL ELSE acl.grantee::regrole::text END, acl.is_grantable
-FROM pg_class, aclexplode(relacl) AS acl WHERE oid = %s::regclass"""
-
+SELECT acl.privilege_type, CASE WHEN acl.grantee = 0 THEN NULL ELSE acl.grantee::regrole::text END, acl.is_grantable,
+       held.attname
+FROM (SELECT relacl AS acl, NULL AS attname FROM pg_class WHERE oid = %(view)s::regclass
+      UNION ALL
+      SELECT attacl, attname FROM pg_attribute WHERE attrelid = %(view)s::regclass AND attnum > 0) AS held,
+     aclexplode(held.acl) AS acl"""
 
 NOTHING_BEFORE = "there is no earlier version to go back to."
 
@@ -251,17 +254,19 @@ def _seal(connection: Connection, table: sql.Identifier, name: str) -> None:
 
 def _show(connection: Connection, proxy: Proxy, version: str) -> None:
     table, view = identifier(proxy.schema, version), identifier(proxy.schema, proxy.name)
-    found = connection.execute(_COLUMNS, (table.as_string(connection),)).fetchall()
-    query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(identifier(name) for (name,) in found), table)
+    columns = [name for (name,) in connection.execute(_COLUMNS, (table.as_string(connection),)).fetchall()]
+    query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(map(identifier, columns)), table)
     try:
         with connection.transaction():
             connection.execute(sql.SQL("CREATE OR REPLACE VIEW {} AS {}").format(view, query))
     except errors.InvalidTableDefinition:  # a column went, changed its name, its type or its place
-        _show_anew(connection, proxy, view, query)
+        _show_anew(connection, proxy, view, query, columns)
 
 
-def _show_anew(connection: Connection, proxy: Proxy, view: sql.Identifier, query: sql.Composed) -> None:
-    grants = connection.execute(_GRANTS, (view.as_string(connection),)).fetchall()
+def _show_anew(
+    connection: Connection, proxy: Proxy, view: sql.Identifier, query: sql.Composed, columns: Sequence[str]
+) -> None:
+    grants = connection.execute(_GRANTS, {"view": view.as_string(connection)}).fetchall()
     try:
         connection.execute(sql.SQL("DROP VIEW {}").format(view))
     except errors.DependentObjectsStillExist as error:
@@ -271,12 +276,14 @@ def _show_anew(connection: Connection, proxy: Proxy, view: sql.Identifier, query
             next_step="keep the old columns in the new version, or let the consumers change first.",
         ) from error
     connection.execute(sql.SQL("CREATE VIEW {} AS {}").format(view, query))
-    for privilege, grantee, grantable in grants:
-        connection.execute(
-            sql.SQL("GRANT {} ON {} TO {}{}").format(
-                sql.SQL(privilege),
-                view,
-                sql.SQL("PUBLIC") if grantee is None else sql.SQL(grantee),
-                sql.SQL(" WITH GRANT OPTION" if grantable else ""),
+    for privilege, grantee, grantable, column in grants:
+        if column is None or column in columns:  # the right to a column that went goes with it
+            connection.execute(
+                sql.SQL("GRANT {}{} ON {} TO {}{}").format(
+                    sql.SQL(privilege),
+                    sql.SQL(" ({})").format(identifier(column)) if column else sql.SQL(""),
+                    view,
+                    sql.SQL("PUBLIC") if grantee is None else sql.SQL(grantee),
+                    sql.SQL(" WITH GRANT OPTION" if grantable else ""),
+                )
             )
-        )

@@ -604,8 +604,15 @@ PROXY: tuple[Guard, ...] = (
     Guard(
         "grants survive a change of columns",
         _PROXY,
-        "for privilege, grantee, grantable in grants:",
-        "for privilege, grantee, grantable in []:",
+        "for privilege, grantee, grantable, column in grants:",
+        "for privilege, grantee, grantable, column in []:",
+        _PROXY_TESTS,
+    ),
+    Guard(
+        "grants of single columns survive a change of columns",
+        _PROXY,
+        "if column is None or column in columns:",
+        "if column is None:",
         _PROXY_TESTS,
     ),
     Guard(

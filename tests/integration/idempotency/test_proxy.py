@@ -150,11 +150,14 @@ def test_columns_may_change_as_long_as_nobody_stands_on_the_name(connection: Con
     connection.execute("CREATE ROLE reader_of_devices")
     try:
         connection.execute("GRANT SELECT ON devices TO reader_of_devices")
+        connection.execute("GRANT UPDATE (id) ON devices TO reader_of_devices")
         renamed = "SELECT 1 AS number, unnest(%s::text[]) AS id"
         go(connection, 2, "b", run="r2", columns=renamed)
         assert shown(connection) == ["b"]
         granted = connection.execute("SELECT has_table_privilege('reader_of_devices', 'devices', 'SELECT')").fetchone()
         assert granted == (True,)
+        by_column = "SELECT has_column_privilege('reader_of_devices', 'devices', %s, 'UPDATE')"
+        assert [connection.execute(by_column, (name,)).fetchone() for name in ("id", "number")] == [(True,), (False,)]
         connection.execute("CREATE VIEW consumers AS SELECT number FROM devices")
         with pytest.raises(Terminal, match="consumers"):
             go(connection, 3, "c", run="r3")
