@@ -110,12 +110,19 @@ def run_forward(table: VersionedTable, run: Run) -> Outcome:
     table may show its latest commits only, so the cost does not grow with the history. The commit carries the same mark
     as one of `run_merge`: a later replay finds its way back over it.
     """
-    latest = table.history(run)
-    for commit in latest.commits:
-        if commit.mark is not None and (commit.mark.execution, commit.mark.request) == (run.execution, run.request):
+    commits = table.history(run).commits
+    for place, commit in enumerate(commits):
+        ours = commit.mark is not None and (commit.mark.execution, commit.mark.request) == (run.execution, run.request)
+        if ours and not _undone(commit, commits[place + 1 :]):
             return Outcome(Done(commit.version), commit.version)
     first = run.previous is None
     return Outcome(Proceed(first), table.merge(run, first=first))
+
+
+def _undone(commit: Commit, later: Sequence[Commit]) -> bool:
+    """Whether a restore has taken the commit back; one that does not say to where counts."""
+    back = [one.restored_to for one in later if one.action is Action.RESTORE]
+    return any(to is None or to < commit.version for to in back)
 
 
 def allowed(decision: Decision, run: Run) -> Proceed | Restore | Done:

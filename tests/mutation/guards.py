@@ -869,6 +869,20 @@ STATEFUL: tuple[Guard, ...] = (
         _STATEFUL_TESTS,
     ),
     Guard(
+        "a lane that moves forward merges again what a restore took back",
+        _STATEFUL,
+        "if ours and not _undone(commit, commits[place + 1 :]):",
+        "if ours:",
+        (f"{_IN_UNIT}/test_forward.py",),
+    ),
+    Guard(
+        "a lane that moves forward recognises its own commit",
+        _STATEFUL,
+        "if ours and not _undone(commit, commits[place + 1 :]):",
+        "if False:",
+        (f"{_IN_UNIT}/test_forward.py",),
+    ),
+    Guard(
         "a request that is in the table is done",
         _DECISION,
         "if own is not None and own.request == run.request:",
