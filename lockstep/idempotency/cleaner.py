@@ -16,7 +16,7 @@ from psycopg import errors, sql
 from lockstep.idempotency.calendar import Grain, Interval, is_first_partition, unit_name
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import InvalidInput, Terminal
-from lockstep.kernel.postgres import Connection, Pool, identifier, transaction
+from lockstep.kernel.postgres import Connection, Pool, identifier, refuse_long_name, transaction
 
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 1))"
 _UNITS = "SELECT name, starts, ends, frozen FROM idempotency.unit WHERE dataset = %s ORDER BY starts"
@@ -31,7 +31,8 @@ _RECORD = "INSERT INTO idempotency.unit_partition (dataset, name, day, run, row_
 _REPOINT = "UPDATE idempotency.unit_partition SET name = %s WHERE dataset = %s AND name = ANY(%s)"
 _RENAME_UNIT = "UPDATE idempotency.unit SET name = %s WHERE dataset = %s AND name = %s"
 _COLUMNS = """
-SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"""
+SELECT attname, attgenerated <> '' FROM pg_attribute
+WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"""
 
 
 class Refused(InvalidInput):
@@ -57,6 +58,9 @@ class Dataset:
     day: str
     grain: Grain
     quota: int = 1000
+
+    def __post_init__(self) -> None:
+        refuse_long_name(self.name, longest_suffix=len("_20241230__new"))
 
 
 class Unit(NamedTuple):
@@ -206,9 +210,10 @@ def _merge(connection: Connection, dataset: Dataset, group: Sequence[Unit]) -> U
     name = unit_name(dataset.name, interval)
     aside = f"{name}__new"
     _create_table(connection, dataset, aside, interval)
-    columns = sql.SQL(", ").join(map(identifier, _columns(connection, dataset)))
+    # Computed columns are computed again, and identities keep their values.
+    columns = sql.SQL(", ").join(map(identifier, _columns(connection, dataset, computed=False)))
     for unit in group:
-        copy = sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {}")
+        copy = sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {}")
         connection.execute(copy.format(_table(dataset, aside), columns, columns, _table(dataset, unit.name)))
     connection.execute(_ADD_UNIT, (_key(dataset), aside, *interval, True))
     connection.execute(_REPOINT, (aside, _key(dataset), [unit.name for unit in group]))
@@ -282,9 +287,10 @@ def _loaded_days(connection: Connection, dataset: Dataset, name: str) -> list[da
     return [day for (day,) in connection.execute(_LOADED_DAYS, (_key(dataset), name)).fetchall()]
 
 
-def _columns(connection: Connection, dataset: Dataset) -> list[str]:
+def _columns(connection: Connection, dataset: Dataset, *, computed: bool = True) -> list[str]:
     shape = _table(dataset, dataset.shape).as_string(connection)
-    return [name for (name,) in connection.execute(_COLUMNS, (shape,)).fetchall()]
+    found = connection.execute(_COLUMNS, (shape,)).fetchall()
+    return [name for name, is_computed in found if computed or not is_computed]
 
 
 def _lock(connection: Connection, dataset: Dataset) -> None:

@@ -94,7 +94,11 @@ def forget_delta(spark: SparkSession, path: str, day: str, *, before: object, ru
     """
     detail = spark.sql(f"DESCRIBE DETAIL {delta.quoted(path)}").collect()[0]
     if day not in detail["partitionColumns"]:
-        raise Refused(f"{day} is no partition column. Nothing was changed.", unit=path)
+        raise Refused(
+            f"{day} is no partition column. Nothing was changed.",
+            unit=path,
+            next_step="partition the table by it, or delete the rows by hand.",
+        )
     with delta.commit_as(spark, delta.stamp("cleaner", run=run, before=str(before))), delta.contested(path):
         condition = f"{delta.column(day)} < {delta.literal(before)}"
         spark.sql(f"DELETE FROM {delta.quoted(path)} WHERE {condition}").collect()  # noqa: S608
@@ -141,7 +145,11 @@ def _overwrite(
 def _only(frame: DataFrame, dataset: DeltaDataset, day: date) -> DataFrame:
     # The unit's predicate alone would let another day of the same unit in; the writer's check cannot see it.
     if dataset.day not in frame.columns or UNIT in frame.columns:
-        raise InvalidInput(f"the rows need a column {dataset.day} and must not have {UNIT}.", unit=dataset.path)
+        raise InvalidInput(
+            f"the rows need a column {dataset.day} and must not have {UNIT}.",
+            unit=dataset.path,
+            next_step="rename the columns; the unit's is made here.",
+        )
     column, wanted = delta.column(dataset.day), delta.literal(day)
     words = delta.literal(f"a row of another day came with {day}")
     return frame.where(f"CASE WHEN {column} <=> {wanted} THEN TRUE ELSE raise_error({words}) END")

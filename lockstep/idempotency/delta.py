@@ -105,7 +105,9 @@ def literal(value: object) -> str:
     if isinstance(value, str) and "\x00" not in value:
         # Spark reads backslashes inside quotes; a doubled quote would be two strings joined, so it is escaped too.
         return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    raise InvalidInput(f"{type(value).__name__} {value!r} cannot stand in a predicate.")
+    raise InvalidInput(
+        f"{type(value).__name__} {value!r} cannot stand in a predicate.", next_step="cast it, or give it a zone."
+    )
 
 
 def equality(values: Mapping[str, object]) -> str:

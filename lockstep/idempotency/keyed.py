@@ -321,7 +321,11 @@ def put_keyed(s3: Any, *, bucket: str, key: str, body: bytes, replace: bool = Fa
             next_step="find out which run wrote them; a deliberate replay passes replace=True.",
         )
     if not _put(s3, bucket, key, body, digest, IfMatch=found["ETag"]):
-        raise LostClaim("someone else replaced the object at the same time; nothing was written.", unit=unit)
+        raise LostClaim(
+            "someone else replaced the object at the same time; nothing was written.",
+            unit=unit,
+            next_step="look at what is there now; replace it only if your bytes are the newer ones.",
+        )
     return Put(key, digest, True)
 
 
@@ -350,7 +354,7 @@ def _answered(call: Any, unit: str) -> Any:
     try:
         return call()
     except BotoCoreError as error:
-        raise Transient(f"S3 did not answer: {error}", unit=unit) from error
+        raise Transient(f"S3 did not answer: {error}", unit=unit, next_step="repeat the call.") from error
     except ClientError as error:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if status in (404, 409, 429) or status >= 500:

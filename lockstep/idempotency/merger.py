@@ -227,7 +227,8 @@ def apply_delta(
 
 def create_tombstones_delta(spark: SparkSession, contract: Contract, *, target: str, tombstones: str) -> None:
     """Create the Delta table that remembers hard deletes, with the column types of the target, if it is absent."""
-    empty = delta.read(spark, target).select(*contract.keys, contract.order or "").limit(0)
+    columns = map(delta.column, (*contract.keys, contract.order or ""))
+    empty = delta.read(spark, target).select(*columns).limit(0)
     empty.write.format("delta").mode("ignore").save(tombstones)
 
 
@@ -267,13 +268,13 @@ def check_sql(contract: Contract, source: str, quote: Callable[[str], str] | Non
     strict = contract.flag is not None and contract.null_flag is NullFlag.REFUSE
     no_key = " OR ".join(f"{name(key)} IS NULL" for key in contract.keys)
     no_flag = f"{name(contract.flag or '')} IS NULL" if strict else "1 = 0"
-    distinct = f"SELECT {columns}, COUNT(*) AS same_rows FROM {source} GROUP BY {columns}"
-    last = f"SELECT d.*, MAX({order}) OVER (PARTITION BY {keys}) AS last_order FROM ({distinct}) d"
+    distinct = f"SELECT {columns}, COUNT(*) AS lockstep_same FROM {source} GROUP BY {columns}"
+    last = f"SELECT d.*, MAX({order}) OVER (PARTITION BY {keys}) AS lockstep_last FROM ({distinct}) d"
     by_key = (
-        f"SELECT SUM(same_rows) AS n, SUM(CASE WHEN {order} = last_order THEN 1 ELSE 0 END) AS finals, "
-        f"SUM(CASE WHEN {no_key} THEN same_rows ELSE 0 END) AS no_key, "
-        f"SUM(CASE WHEN {order} IS NULL THEN same_rows ELSE 0 END) AS no_order, "
-        f"SUM(CASE WHEN {no_flag} THEN same_rows ELSE 0 END) AS no_flag FROM ({last}) l GROUP BY {keys}"
+        f"SELECT SUM(lockstep_same) AS n, SUM(CASE WHEN {order} = lockstep_last THEN 1 ELSE 0 END) AS finals, "
+        f"SUM(CASE WHEN {no_key} THEN lockstep_same ELSE 0 END) AS no_key, "
+        f"SUM(CASE WHEN {order} IS NULL THEN lockstep_same ELSE 0 END) AS no_order, "
+        f"SUM(CASE WHEN {no_flag} THEN lockstep_same ELSE 0 END) AS no_flag FROM ({last}) l GROUP BY {keys}"
     )
     return (
         "SELECT COALESCE(SUM(no_key), 0) AS null_keys, COALESCE(SUM(no_order), 0) AS null_orders, "
@@ -289,8 +290,10 @@ def resolved_sql(contract: Contract, source: str, quote: Callable[[str], str]) -
     missing = "TRUE" if contract.null_flag is NullFlag.DELETED else "FALSE"
     plain = [quote(column) for column in contract.source_columns if column != contract.flag]
     flag = [f"COALESCE({quote(contract.flag)}, {missing}) AS {quote(contract.flag)}"] if contract.flag else []
-    numbered = f"SELECT s.*, ROW_NUMBER() OVER (PARTITION BY {keys} ORDER BY {order} DESC) AS nth FROM {source} s"
-    return f"SELECT {', '.join([*plain, *flag])} FROM ({numbered}) n WHERE nth = 1"
+    numbered = (
+        f"SELECT s.*, ROW_NUMBER() OVER (PARTITION BY {keys} ORDER BY {order} DESC) AS lockstep_nth FROM {source} s"
+    )
+    return f"SELECT {', '.join([*plain, *flag])} FROM ({numbered}) n WHERE lockstep_nth = 1"
 
 
 def postgres_merge(contract: Contract, target: str, source: str, tombstones: str | None) -> str:
@@ -332,7 +335,9 @@ def delta_tombstones(contract: Contract, resolved: str, tombstones: str) -> str:
 
 def _merge(contract: Contract, target: str, resolved: str, tombstones: str | None, quote: Callable[[str], str]) -> str:
     """The one MERGE of both dialects. Every branch that changes a row asks whether the source is newer."""
-    newer = f" AND s.{quote(contract.order)} > t.{quote(contract.order)}" if contract.order else ""
+    # A row from before the order column has none: it is older than everything, or no change would ever reach it.
+    order = quote(contract.order) if contract.order else ""
+    newer = f" AND (t.{order} IS NULL OR s.{order} > t.{order})" if order else ""
     hard = contract.flag is not None and contract.deletes is Deletes.HARD
     gone, alive = (
         (f" AND s.{quote(contract.flag or '')}", f" AND NOT s.{quote(contract.flag or '')}") if hard else ("", "")
@@ -341,10 +346,10 @@ def _merge(contract: Contract, target: str, resolved: str, tombstones: str | Non
     using = f"{resolved} AS s"
     if tombstones and contract.needs_tombstones:
         using = (
-            f"(SELECT r.*, d.{quote(contract.order or '')} AS dead_at FROM {resolved} AS r "
+            f"(SELECT r.*, d.{quote(contract.order or '')} AS lockstep_dead FROM {resolved} AS r "
             f"LEFT JOIN {tombstones} AS d ON {_on(contract.keys, 'r.', 'd.', quote)}) AS s"
         )
-        buried = f" AND (s.dead_at IS NULL OR s.{quote(contract.order or '')} > s.dead_at)"
+        buried = f" AND (s.lockstep_dead IS NULL OR s.{quote(contract.order or '')} > s.lockstep_dead)"
     columns = [quote(column) for column in contract.target_columns]
     changed = [quote(column) for column in contract.target_columns if column not in contract.keys]
     branches = [f"WHEN MATCHED{gone}{newer} THEN DELETE"] if hard else []

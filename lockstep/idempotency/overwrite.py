@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.idempotency import delta, pointer
 from lockstep.kernel.crash import crash_point
-from lockstep.kernel.errors import InvalidInput
+from lockstep.kernel.errors import InvalidInput, LostClaim
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -100,8 +100,7 @@ def write_unit(
         The predicate under which the unit was replaced, as the commit carries it.
     """
     predicate = unit if isinstance(unit, str) else delta.equality(unit)
-    if not predicate.strip():
-        raise InvalidInput("a unit needs a predicate.", unit=path, next_step="name the columns and values to replace.")
+    refuse_blank(predicate, path)
     crash_point("overwrite.delta.before_write")
     writer = (
         frame.write.format("delta")
@@ -111,11 +110,24 @@ def write_unit(
         .option("userMetadata", delta.stamp("overwrite", run=run, unit=predicate))
         .partitionBy(*partition_by)
     )
-    wanted = {**_SAFE_SETTINGS, _DATA_COLUMNS: str(not aligned).lower()}
-    with delta.settings(spark, wanted), _outside_unit(path, predicate), delta.contested(path):
+    with checked(spark, path, predicate, aligned=aligned):
         writer.save(path)
     crash_point("overwrite.delta.after_commit")
     return predicate
+
+
+def refuse_blank(predicate: str, path: str) -> None:
+    """Raise `InvalidInput` for a predicate of nothing, which must not come to mean the whole table."""
+    if not predicate.strip():
+        raise InvalidInput("a unit needs a predicate.", unit=path, next_step="name the columns and values to replace.")
+
+
+@contextmanager
+def checked(spark: SparkSession, path: str, predicate: str, *, aligned: bool = False) -> Iterator[None]:
+    """A `replaceWhere` in the block is held to its predicate, whatever the session's settings. Raises `OutsideUnit`."""
+    wanted = {**_SAFE_SETTINGS, _DATA_COLUMNS: str(not aligned).lower()}
+    with delta.settings(spark, wanted), _outside_unit(path, predicate), delta.contested(path):
+        yield
 
 
 @contextmanager
@@ -188,7 +200,7 @@ class FileUnits:
         return Staged(unit, run, folder, base)
 
     def publish(self, staged: Staged) -> Manifest:
-        """Make the staged files the unit, all at once; no file at all clears it.
+        """Make the staged files the unit, all at once; no file at all clears it. Again changes nothing.
 
         Raises:
             LostClaim: The unit was published by somebody else after `stage`; readers keep seeing that.
@@ -197,7 +209,14 @@ class FileUnits:
         files = tuple(self._list(staged.folder))
         manifest = Manifest(staged.unit, staged.run, staged.folder, files, self._clock.now())
         key = self._manifest_key(staged.unit)
-        pointer.move(self._s3, self._bucket, key, _document(manifest), seen=staged.base)
+        try:
+            pointer.move(self._s3, self._bucket, key, _document(manifest), seen=staged.base)
+        except LostClaim:
+            # The folder is this attempt's own: a manifest that names it is ours, and only its answer was lost.
+            shown = self.read(staged.unit)
+            if shown is None or shown.folder != staged.folder:
+                raise
+            return shown
         crash_point("overwrite.files.after_publish")
         return manifest
 
@@ -259,8 +278,9 @@ class FileUnits:
                 yield File(item["Key"], item["Size"], item["ETag"])
 
     def _objects(self, prefix: str) -> Iterator[Any]:
-        for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
-            yield from page.get("Contents", ())
+        with pointer.answered(prefix):
+            for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
+                yield from page.get("Contents", ())
 
 
 def _note_key(folder: str) -> str:

@@ -7,10 +7,13 @@ blocks decide that (overwrite.py: the files of a unit, proxy.py: the version beh
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
+from lockstep.kernel.deliver import as_aws_error
 from lockstep.kernel.errors import LostClaim, Terminal
 
 if TYPE_CHECKING:
@@ -29,13 +32,14 @@ class Seen(NamedTuple):
 
 def read(s3: S3Client, bucket: str, key: str) -> Seen | None:
     """The pointer as it is now; None when there is none yet."""
-    try:
-        answer = s3.get_object(Bucket=bucket, Key=key)
-    except ClientError as error:
-        if _code(error) in _ABSENT:
-            return None
-        raise
-    text = answer["Body"].read()
+    with answered(f"s3://{bucket}/{key}"):
+        try:
+            answer = s3.get_object(Bucket=bucket, Key=key)
+        except ClientError as error:
+            if _code(error) in _ABSENT:
+                return None
+            raise
+        text = answer["Body"].read()
     try:
         content = json.loads(text)
     except ValueError:
@@ -53,6 +57,7 @@ def move(s3: S3Client, bucket: str, key: str, content: dict[str, Any], *, seen: 
 
     Raises:
         LostClaim: Somebody moved it since; nothing was changed.
+        Transient: S3 did not answer. Nothing is known; the same call again finds out.
     """
     body = json.dumps(content, sort_keys=True).encode()
     try:
@@ -60,9 +65,11 @@ def move(s3: S3Client, bucket: str, key: str, content: dict[str, Any], *, seen: 
             s3.put_object(Bucket=bucket, Key=key, Body=body, ContentType="application/json", IfNoneMatch="*")
         else:
             s3.put_object(Bucket=bucket, Key=key, Body=body, ContentType="application/json", IfMatch=seen.etag)
+    except BotoCoreError as error:
+        raise as_aws_error(error, unit=f"s3://{bucket}/{key}") from error
     except ClientError as error:
         if _code(error) not in _LOST | _ABSENT:  # If-Match on a key that has gone answers 404
-            raise
+            raise as_aws_error(error, unit=f"s3://{bucket}/{key}") from error
         now = read(s3, bucket, key)
         if now is None or now.content != content:
             raise LostClaim(
@@ -70,6 +77,15 @@ def move(s3: S3Client, bucket: str, key: str, content: dict[str, Any], *, seen: 
                 unit=f"s3://{bucket}/{key}",
                 next_step="read it again and decide anew.",
             ) from error
+
+
+@contextmanager
+def answered(unit: str) -> Iterator[None]:
+    """Errors of S3 in the block become `Transient` or `Terminal`, so that callers know whether to try again."""
+    try:
+        yield
+    except (BotoCoreError, ClientError) as error:
+        raise as_aws_error(error, unit=unit) from error
 
 
 def _code(error: ClientError) -> str:

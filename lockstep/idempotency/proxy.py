@@ -16,20 +16,26 @@ from psycopg import errors, sql
 
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import InvalidInput, Terminal
-from lockstep.kernel.postgres import Connection, Pool, identifier, transaction
+from lockstep.kernel.postgres import Connection, Pool, identifier, refuse_long_name, transaction
 
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 7))"
+# The number at the end of a name is the order in which versions of one date were built.
 _OF_RUN = """
-SELECT version, logical_date, dropped_at IS NOT NULL FROM idempotency.proxy_version WHERE proxy = %s AND run = %s"""
+SELECT version, logical_date, dropped_at IS NOT NULL, split_part(version, '_', -1)::int
+FROM idempotency.proxy_version WHERE proxy = %s AND run = %s"""
 _OF_NAME = """
-SELECT version, logical_date, dropped_at IS NOT NULL FROM idempotency.proxy_version WHERE proxy = %s AND version = %s"""
-_COUNT = "SELECT count(*) FROM idempotency.proxy_version WHERE proxy = %s AND logical_date = %s"
+SELECT version, logical_date, dropped_at IS NOT NULL, split_part(version, '_', -1)::int
+FROM idempotency.proxy_version WHERE proxy = %s AND version = %s"""
+# By the second, as names are: two logical dates of one second must not come to one name.
+_COUNT = """
+SELECT count(*) FROM idempotency.proxy_version WHERE proxy = %s AND left(logical_date, 19) = left(%s, 19)"""
 _ADD = """
 INSERT INTO idempotency.proxy_version (proxy, version, logical_date, run, sealed_at)
 VALUES (%s, %s, %s, %s, clock_timestamp())"""
 _MOVES = """
-SELECT v.version, v.logical_date, v.dropped_at IS NOT NULL FROM idempotency.proxy_move m
-JOIN idempotency.proxy_version v USING (proxy, version) WHERE m.proxy = %s ORDER BY m.id DESC"""
+SELECT v.version, v.logical_date, v.dropped_at IS NOT NULL, split_part(v.version, '_', -1)::int
+FROM idempotency.proxy_move m JOIN idempotency.proxy_version v USING (proxy, version)
+WHERE m.proxy = %s ORDER BY m.id DESC"""
 _MOVE = "INSERT INTO idempotency.proxy_move (proxy, version, reason) VALUES (%s, %s, %s)"
 _OLD = """
 SELECT version FROM idempotency.proxy_version WHERE proxy = %s AND dropped_at IS NULL AND sealed_at < %s
@@ -38,16 +44,26 @@ _DROPPED = "UPDATE idempotency.proxy_version SET dropped_at = clock_timestamp() 
 _COLUMNS = """
 SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"""
 _GRANTS = """
-SELECT acl.privilege_type, CASE WHEN acl.grantee = 0 THEN NULL ELSE acl.grantee::regrole::text END, acl.is_grantable
-FROM pg_class, aclexplode(relacl) AS acl WHERE oid = %s::regclass"""
+SELECT acl.privilege_type, CASE WHEN acl.grantee = 0 THEN NULL ELSE acl.grantee::regrole::text END, acl.is_grantable,
+       held.attname
+FROM (SELECT relacl AS acl, NULL AS attname FROM pg_class WHERE oid = %(view)s::regclass
+      UNION ALL
+      SELECT attacl, attname FROM pg_attribute WHERE attrelid = %(view)s::regclass AND attnum > 0) AS held,
+     aclexplode(held.acl) AS acl"""
+
+NOTHING_BEFORE = "there is no earlier version to go back to."
 
 
 class Version(NamedTuple):
-    """One immutable version, known by a name that was computed once and stored."""
+    """One immutable version, known by a name that was computed once and stored.
+
+    `number` tells versions of one date apart by the order in which they were built; 0 where the store does not know.
+    """
 
     name: str
     logical_date: str
     dropped: bool = False
+    number: int = 0
 
 
 class Decision(Enum):
@@ -69,6 +85,9 @@ class Proxy:
 
     schema: str
     name: str
+
+    def __post_init__(self) -> None:
+        refuse_long_name(self.name, longest_suffix=len("_20260302_000000_9999"))
 
     @property
     def key(self) -> str:
@@ -92,8 +111,9 @@ def logical(moment: date | datetime) -> str:
 def decide(wanted: Version, moves: Sequence[Version], *, told: bool) -> Decision:
     """Whether the name may move. `moves` are the versions it pointed to, newest first; the first is where it is.
 
-    Automatic moves never go back in time, and a run that is retried after a person rolled its version back does not
-    publish it again. Told means that a person decides otherwise.
+    Automatic moves never go back in time, and a run that is retried after a person rolled its version back, or after a
+    corrected version of its date was built and shown, does not publish it again. Told means that a person decides
+    otherwise.
     """
     current = moves[0] if moves else None
     if current is not None and current.name == wanted.name:
@@ -101,6 +121,8 @@ def decide(wanted: Version, moves: Sequence[Version], *, told: bool) -> Decision
     if told or current is None:
         return Decision.MOVE
     if any(past.name == wanted.name for past in moves):
+        return Decision.SUPERSEDED
+    if wanted.logical_date == current.logical_date and wanted.number < current.number:
         return Decision.SUPERSEDED
     return Decision.OLDER if wanted.logical_date < current.logical_date else Decision.MOVE
 
@@ -117,7 +139,7 @@ def add_version(
         moment = logical(logical_date)
         count = connection.execute(_COUNT, (proxy.key, moment)).fetchone()
         number = 1 + (count[0] if count else 0)
-        version = Version(f"{proxy.name}_{moment[:19].translate(_COMPACT)}_{number}", moment)
+        version = Version(f"{proxy.name}_{moment[:19].translate(_COMPACT)}_{number}", moment, number=number)
         table = identifier(proxy.schema, version.name)
         build(connection, table)
         crash_point("proxy.version.built")
@@ -139,7 +161,11 @@ def point(source: Connection | Pool, proxy: Proxy, version: Version, *, reason: 
         connection.execute(_LOCK, (proxy.key,))
         known = connection.execute(_OF_NAME, (proxy.key, version.name)).fetchone()
         if known is None or Version(*known).dropped:
-            raise Refused(f"{version.name} does not exist any more, or never did.", unit=proxy.key)
+            raise Refused(
+                f"{version.name} does not exist any more, or never did.",
+                unit=proxy.key,
+                next_step="build it again under a new run.",
+            )
         decision = decide(Version(*known), moves(connection, proxy), told=told)
         if decision is Decision.OLDER:
             raise refusal(proxy.key, version)
@@ -157,7 +183,7 @@ def roll_back(source: Connection | Pool, proxy: Proxy, *, reason: str) -> Versio
         connection.execute(_LOCK, (proxy.key,))
         before = previous(moves(connection, proxy))
         if before is None:
-            raise Refused("there is no earlier version to go back to.", unit=proxy.key)
+            raise Refused(NOTHING_BEFORE, unit=proxy.key, next_step="build a good version and point to it.")
         point(connection, proxy, before, reason=reason, told=True)
     return before
 
@@ -187,6 +213,8 @@ def previous(shown: Sequence[Version]) -> Version | None:
 
 def kept_versions(shown: Sequence[Version], keep: int) -> list[str]:
     """The current version, the `keep` different ones shown last before it, and the `keep` that roll backs go to."""
+    if keep < 0:
+        raise InvalidInput(f"{keep} versions cannot be kept.", next_step="name how many stay behind the current one.")
     recent = list(dict.fromkeys(version.name for version in shown))
     behind = [version.name for version in _way_back(shown) if not version.dropped]
     return list(dict.fromkeys([*recent[: keep + 1], *behind[: keep + 1]]))
@@ -226,17 +254,19 @@ def _seal(connection: Connection, table: sql.Identifier, name: str) -> None:
 
 def _show(connection: Connection, proxy: Proxy, version: str) -> None:
     table, view = identifier(proxy.schema, version), identifier(proxy.schema, proxy.name)
-    found = connection.execute(_COLUMNS, (table.as_string(connection),)).fetchall()
-    query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(identifier(name) for (name,) in found), table)
+    columns = [name for (name,) in connection.execute(_COLUMNS, (table.as_string(connection),)).fetchall()]
+    query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(map(identifier, columns)), table)
     try:
         with connection.transaction():
             connection.execute(sql.SQL("CREATE OR REPLACE VIEW {} AS {}").format(view, query))
     except errors.InvalidTableDefinition:  # a column went, changed its name, its type or its place
-        _show_anew(connection, proxy, view, query)
+        _show_anew(connection, proxy, view, query, columns)
 
 
-def _show_anew(connection: Connection, proxy: Proxy, view: sql.Identifier, query: sql.Composed) -> None:
-    grants = connection.execute(_GRANTS, (view.as_string(connection),)).fetchall()
+def _show_anew(
+    connection: Connection, proxy: Proxy, view: sql.Identifier, query: sql.Composed, columns: Sequence[str]
+) -> None:
+    grants = connection.execute(_GRANTS, {"view": view.as_string(connection)}).fetchall()
     try:
         connection.execute(sql.SQL("DROP VIEW {}").format(view))
     except errors.DependentObjectsStillExist as error:
@@ -246,12 +276,14 @@ def _show_anew(connection: Connection, proxy: Proxy, view: sql.Identifier, query
             next_step="keep the old columns in the new version, or let the consumers change first.",
         ) from error
     connection.execute(sql.SQL("CREATE VIEW {} AS {}").format(view, query))
-    for privilege, grantee, grantable in grants:
-        connection.execute(
-            sql.SQL("GRANT {} ON {} TO {}{}").format(
-                sql.SQL(privilege),
-                view,
-                sql.SQL("PUBLIC") if grantee is None else sql.SQL(grantee),
-                sql.SQL(" WITH GRANT OPTION" if grantable else ""),
+    for privilege, grantee, grantable, column in grants:
+        if column is None or column in columns:  # the right to a column that went goes with it
+            connection.execute(
+                sql.SQL("GRANT {}{} ON {} TO {}{}").format(
+                    sql.SQL(privilege),
+                    sql.SQL(" ({})").format(identifier(column)) if column else sql.SQL(""),
+                    view,
+                    sql.SQL("PUBLIC") if grantee is None else sql.SQL(grantee),
+                    sql.SQL(" WITH GRANT OPTION" if grantable else ""),
+                )
             )
-        )

@@ -9,14 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import date, datetime
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
 from lockstep.idempotency import pointer
-from lockstep.idempotency.proxy import Decision, Refused, Version, decide, kept_versions, logical, previous, refusal
+from lockstep.idempotency.proxy import (
+    NOTHING_BEFORE,
+    Decision,
+    Refused,
+    Version,
+    decide,
+    kept_versions,
+    logical,
+    previous,
+    refusal,
+)
 from lockstep.kernel.crash import crash_point
-from lockstep.kernel.errors import InvalidInput, LostClaim
+from lockstep.kernel.errors import InvalidInput, LostClaim, Transient
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -44,13 +55,27 @@ class ObjectProxy:
     def put_once(self, version: Version, name: str, body: bytes) -> None:
         """Write one object of a version. The same bytes again change nothing; other bytes are refused."""
         key = self.folder(version) + name
+        with pointer.answered(key):
+            if self._put(key, body) or self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read() == body:
+                return
+        raise LostClaim(
+            "the object exists with other bytes; it was not changed.",
+            unit=key,
+            next_step="write other bytes as a version of their own, under another run.",
+        )
+
+    def _put(self, key: str, body: bytes) -> bool:
+        """Whether the object was written; False means that one is there."""
         try:
             self._s3.put_object(Bucket=self._bucket, Key=key, Body=body, IfNoneMatch="*")
         except ClientError as error:
-            if error.response["ResponseMetadata"]["HTTPStatusCode"] != 412:
+            status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+            if status == HTTPStatus.CONFLICT:
+                raise Transient("another PUT is under way.", unit=key, next_step="repeat the call.") from error
+            if status != HTTPStatus.PRECONDITION_FAILED:
                 raise
-            if self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read() != body:
-                raise LostClaim("the object exists with other bytes; it was not changed.", unit=key) from error
+            return False
+        return True
 
     def current(self) -> Version | None:
         """The version that readers should read."""
@@ -89,7 +114,7 @@ class ObjectProxy:
         shown = [v for v in self._moves(seen) if any(self._objects(self.folder(v)))]
         before = previous(shown) if shown else None
         if before is None:
-            raise Refused("there is no earlier version to go back to.", unit=self._root)
+            raise Refused(NOTHING_BEFORE, unit=self._root, next_step="build a good version and point to it.")
         self._point(before, seen, reason=reason, told=True)
         return before
 
@@ -122,8 +147,9 @@ class ObjectProxy:
         return [Version(e["version"], e["logical_date"]) for e in (seen.content["moves"] if seen else [])]
 
     def _objects(self, prefix: str) -> Iterator[Any]:
-        for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
-            yield from page.get("Contents", ())
+        with pointer.answered(prefix):
+            for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
+                yield from page.get("Contents", ())
 
 
 def _serial(seen: pointer.Seen | None) -> int:

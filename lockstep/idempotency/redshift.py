@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from lockstep.idempotency.overwrite import File
-from lockstep.idempotency.transactional import ContentChanged, Key, Outcome
+from lockstep.idempotency.transactional import COME_TOO_LATE, ContentChanged, Key, Outcome
 from lockstep.kernel.errors import InvalidInput, LostClaim, Transient
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,126}")
@@ -75,9 +75,9 @@ def execute(ask: Ask, plan: Plan) -> Outcome:
         Transient: The files did not give the announced rows.
         InvalidInput: Rows belong to another unit. In all of these cases nothing was changed.
     """
-    for statement in plan.begin:
-        ask(statement)
     try:
+        for statement in plan.begin:  # inside: a LOCK that fails leaves a transaction, too
+            ask(statement)
         entry = ask(plan.check)
         outcome = recognise(entry, plan) if entry is not None else _apply(ask, plan)
     except BaseException:
@@ -92,7 +92,9 @@ def recognise(entry: Sequence[Any], plan: Plan) -> Outcome:
     """What a row of `check`, the newest ledger entry at or above the key's generation, means for the plan."""
     generation, run, content, rows = entry
     if generation > plan.key.generation:
-        raise LostClaim(f"generation {generation} was applied; nothing was changed.", unit=str(plan.key))
+        raise LostClaim(
+            f"generation {generation} was applied; nothing was changed.", unit=str(plan.key), next_step=COME_TOO_LATE
+        )
     if content != plan.load.content:
         raise ContentChanged(
             f"it was applied by {run} with content {content}, not {plan.load.content}; nothing was changed.",

@@ -34,7 +34,7 @@ from lockstep.idempotency.stateful_rules import (
 )
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import InvalidInput, LostClaim, Terminal
-from lockstep.kernel.postgres import Connection, identifier, transaction
+from lockstep.kernel.postgres import Connection, identifier, refuse_long_name, transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,12 +110,19 @@ def run_forward(table: VersionedTable, run: Run) -> Outcome:
     table may show its latest commits only, so the cost does not grow with the history. The commit carries the same mark
     as one of `run_merge`: a later replay finds its way back over it.
     """
-    latest = table.history(run)
-    for commit in latest.commits:
-        if commit.mark is not None and (commit.mark.execution, commit.mark.request) == (run.execution, run.request):
+    commits = table.history(run).commits
+    for place, commit in enumerate(commits):
+        ours = commit.mark is not None and (commit.mark.execution, commit.mark.request) == (run.execution, run.request)
+        if ours and not _undone(commit, commits[place + 1 :]):
             return Outcome(Done(commit.version), commit.version)
     first = run.previous is None
     return Outcome(Proceed(first), table.merge(run, first=first))
+
+
+def _undone(commit: Commit, later: Sequence[Commit]) -> bool:
+    """Whether a restore has taken the commit back; one that does not say to where counts."""
+    back = [one.restored_to for one in later if one.action is Action.RESTORE]
+    return any(to is None or to < commit.version for to in back)
 
 
 def allowed(decision: Decision, run: Run) -> Proceed | Restore | Done:
@@ -313,6 +320,10 @@ _PUT_BACK = (
     + " i WHERE i.before IS NOT NULL"
 )
 _DROP_IMAGES = "DELETE FROM {images} WHERE version > %(version)s"
+# Rows go back by being taken out and put in again: keys that do something on DELETE would do it to rows that stay.
+_DEPENDENTS = """
+SELECT conrelid::regclass::text FROM pg_constraint
+WHERE confrelid = %s::regclass AND contype = 'f' AND confdeltype IN ('c', 'n', 'd') ORDER BY 1"""
 # The merge and its images in one pass. A row that it left as it was needs none.
 _MERGE = f"""
 WITH change AS ({{merge}} RETURNING {{key}} AS key, to_jsonb(old) AS before, to_jsonb(new) AS after)
@@ -327,10 +338,15 @@ def create_history(connection: Connection, target: str) -> None:
     """Create `<target>_runs` and `<target>_images` beside a PostgreSQL table, if they are absent.
 
     Raises:
-        InvalidInput: The server is older than PostgreSQL 18.
+        InvalidInput: The server is older than PostgreSQL 18, or the name leaves no room for those of the history.
     """
     if connection.info.server_version < _NEEDED_VERSION:
-        raise InvalidInput(f"PostgreSQL {connection.info.server_version // 10000} is too old.", unit=target)
+        raise InvalidInput(
+            f"PostgreSQL {connection.info.server_version // 10000} is too old.",
+            unit=target,
+            next_step="use PostgreSQL 18 or later: its MERGE returns the row before and after.",
+        )
+    refuse_long_name(target.rpartition(".")[2], longest_suffix=len("_images_version"))
     names = _names(target)
     with transaction(connection, what=f"creating the history of {target}") as work:
         for statement in (_HISTORY_TABLE, _IMAGES_TABLE, _IMAGES_INDEX, _BEGIN_HISTORY):
@@ -401,6 +417,7 @@ class _PostgresTable:
         return History(tuple(_postgres_commit(row, run.pipeline) for row in rows), restorable_from=forgotten)
 
     def restore(self, version: int, run: Run) -> None:
+        self._refuse_dependents(run)
         bound = {"version": version}
         drift = [key for (key,) in self._execute(_DRIFT, bound)]
         if drift and not self._accept_drift:
@@ -413,6 +430,17 @@ class _PostgresTable:
         for statement in (_TAKE_OUT, _PUT_BACK, _DROP_IMAGES):
             self._execute(statement, bound)
         self._append(Action.RESTORE, run, None, version)
+
+    def _refuse_dependents(self, run: Run) -> None:
+        target = self._names["target"].as_string(self._work)
+        dependents = [name for (name,) in self._work.execute(_DEPENDENTS, (target,))]
+        if dependents:
+            refusal = Refuse(
+                Reason.FOREIGN,
+                f"going back would delete or empty rows of {', '.join(dependents)}: foreign keys follow a DELETE.",
+                "let those keys be NO ACTION DEFERRABLE INITIALLY DEFERRED: they then look at the end only.",
+            )
+            raise Refused(refusal, unit=f"{run.pipeline} {run.execution}")
 
     def erase(self) -> None:
         """Nothing: a deleted row of somebody else is drift, and refused."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "idempotency"
 _HASH, _PARTITION, _ATTEMPT = "_hash", "_partition", "_attempt"
+_STATEMENT_TIMEOUT = 600.0  # seconds, for tasks and driver alike: what took minutes to stage takes minutes to apply
 _RECEIPT = "partition INT, attempt BIGINT, rows BIGINT, checksum BIGINT"
 # What a CSV of Arrow spells exactly as PostgreSQL reads it.
 _TYPES = (
@@ -42,6 +43,8 @@ _TYPES = (
     "date",
     "timestamp",
 )
+
+COME_TOO_LATE = "let it go; to replay on purpose take a generation above that one."
 
 _LOCK_UNIT = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 4))"
 _NEWER = "SELECT max(generation) FROM idempotency.ledger WHERE pipeline = %s AND unit = %s AND generation > %s"
@@ -134,7 +137,7 @@ def write(
         ContentChanged: The key was applied with other rows.
         LostClaim: A newer generation of the unit was applied.
     """
-    with connect(dsn, application_name="lockstep-transactional") as connection:
+    with connect(dsn, application_name="lockstep-transactional", statement_timeout=_STATEMENT_TIMEOUT) as connection:
         done = applied(connection, key)
         if done is not None and done[0] == run:
             return done[1]
@@ -200,7 +203,9 @@ class StageTask:
             sql.SQL(", ").join(map(identifier, [*self.columns, _PARTITION, _ATTEMPT])),
         )
         with (
-            connect(self.dsn, application_name="lockstep-stage-task", statement_timeout=600) as connection,
+            connect(
+                self.dsn, application_name="lockstep-stage-task", statement_timeout=_STATEMENT_TIMEOUT
+            ) as connection,
             transaction(connection, what="staging"),
             connection.cursor().copy(statement) as copy,
         ):
@@ -245,7 +250,9 @@ def _claim(connection: Connection, staging: Staging, key: Key, run: str) -> Outc
     connection.execute(_LOCK_UNIT, (f"{key.pipeline}/{key.unit}",))
     newer = connection.execute(_NEWER, key).fetchone()
     if newer is not None and newer[0] is not None:
-        raise LostClaim(f"generation {newer[0]} was applied; nothing was changed.", unit=str(key))
+        raise LostClaim(
+            f"generation {newer[0]} was applied; nothing was changed.", unit=str(key), next_step=COME_TOO_LATE
+        )
     entry = (*key, run, staging.content, staging.rows)
     if connection.execute(_CLAIM, entry).fetchone():
         return Outcome(staging.rows, staging.content, already=False)
@@ -415,12 +422,17 @@ def write_delta(
         replace: Predicate of the rows that a replay replaces; without it rows are added, in generation 1 only.
 
     Raises:
+        OutsideUnit: A row of `frame` does not satisfy `replace`; nothing was written.
         ContentChanged: The key was applied with other content.
         LostClaim: A newer generation of the unit was applied.
         RestoredAway: It was applied and then undone by a RESTORE: raise the generation to apply it again.
     """
+    from lockstep.idempotency import overwrite  # with the client of S3, which tasks that import this module do not need
+
     if replace is None and key.generation != 1:
         raise InvalidInput("a replay cannot append.", unit=str(key), next_step="pass the predicate it replaces.")
+    if replace is not None:
+        overwrite.refuse_blank(replace, path)
     attempt = ids.new_id()
     fields = {"pipeline": key.pipeline, "unit": key.unit, "generation": key.generation}
     writer = (
@@ -434,7 +446,8 @@ def write_delta(
         if replace is None:
             writer.mode("append").save(path)
         else:
-            writer.mode("overwrite").option("replaceWhere", replace).save(path)
+            with overwrite.checked(spark, path, replace):
+                writer.mode("overwrite").option("replaceWhere", replace).save(path)
     crash_point("transactional.delta.after_commit")
     return judge_delta(delta.history(spark, path), key, attempt=attempt, content=content)
 
@@ -448,7 +461,9 @@ def judge_delta(commits: Sequence[delta.Commit], key: Key, *, attempt: str, cont
             return Outcome(int(commit.metrics.get("numOutputRows", 0)), content, already=False)
     newer = [c.stamp["generation"] for c in ours if c.stamp and c.stamp["generation"] > key.generation]
     if newer:
-        raise LostClaim(f"generation {max(newer)} was applied; nothing was changed.", unit=str(key))
+        raise LostClaim(
+            f"generation {max(newer)} was applied; nothing was changed.", unit=str(key), next_step=COME_TOO_LATE
+        )
     if not same:
         raise Terminal(
             "Delta ignored the commit and the history no longer says why; nothing was changed.",

@@ -26,6 +26,7 @@ CONNECT_TIMEOUT = 10.0
 STATEMENT_TIMEOUT = 60.0
 LOCK_TIMEOUT = 30.0
 IDLE_IN_TRANSACTION_TIMEOUT = 120.0
+_LONGEST_NAME = 63  # bytes of an identifier
 
 # SQLSTATE classes and codes after which the same statement may succeed on a new connection or a later try.
 _TRANSIENT_CLASSES = frozenset(
@@ -168,6 +169,20 @@ def identifier(*parts: str) -> sql.Identifier:
     if not parts or any(not part or "\x00" in part for part in parts):
         raise InvalidInput(f"{parts!r} is not a database name.")
     return sql.Identifier(*parts)
+
+
+def refuse_long_name(name: str, *, longest_suffix: int) -> None:
+    """Raise `InvalidInput` if names made of this one would pass 63 bytes: PostgreSQL cuts them there without an error.
+
+    Two names that differ only in what was cut off are one table.
+    """
+    room = _LONGEST_NAME - longest_suffix
+    if len(name.encode()) > room:
+        raise InvalidInput(
+            "the name is too long: PostgreSQL would cut off what tells its tables apart.",
+            unit=name,
+            next_step=f"choose one of at most {room} bytes.",
+        )
 
 
 def on_connect(target: SecretStr | str, **options: Any) -> Callable[[], Connection]:

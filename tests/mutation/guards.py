@@ -90,6 +90,13 @@ CLEANER: tuple[Guard, ...] = (
         _CLEANER_TESTS,
     ),
     Guard(
+        "names are not cut off",
+        "lockstep/kernel/postgres.py",
+        "if len(name.encode()) > room:",
+        "if False:",
+        (f"{_IN_UNIT}/test_long_names.py",),
+    ),
+    Guard(
         "one load at a time for a dataset",
         _CLEANER,
         "        _lock(connection, dataset)\n        done =",
@@ -146,6 +153,13 @@ CLEANER: tuple[Guard, ...] = (
         _UNITS_ON_DELTA,
     ),
     Guard(
+        "retention rewrites no rows",
+        _CLEANER_DELTA,
+        'if day not in detail["partitionColumns"]:',
+        "if False:",
+        _UNITS_ON_DELTA,
+    ),
+    Guard(
         "a cleaned unit may be loaded again",
         _CLEANER_DELTA,
         "Work(_without(work.loads, delta.equality({UNIT: unit})), ",
@@ -173,6 +187,7 @@ _OVERWRITE_TESTS = (f"{_IN_STORES}/test_overwrite.py",)
 _POINTER = f"{_BLOCKS}/pointer.py"
 _DELTA = f"{_BLOCKS}/delta.py"
 _DELTA_TEXT = (f"{_IN_UNIT}/test_delta_text.py",)
+_DELTA_CONFLICTS = (f"{_IN_UNIT}/test_delta_conflicts.py",)
 
 OVERWRITE: tuple[Guard, ...] = (
     Guard(
@@ -211,6 +226,13 @@ OVERWRITE: tuple[Guard, ...] = (
         (f"{_OVERWRITE_TESTS[0]}::test_sweeping_removes_losers_and_spares_readers_neighbours_and_attempts_under_way",),
     ),
     Guard(
+        "the files that readers follow are not swept",
+        _OVERWRITE,
+        "for note in notes if note not in kept)",
+        "for note in notes)",
+        (f"{_OVERWRITE_TESTS[0]}::test_sweeping_removes_losers_and_spares_readers_neighbours_and_attempts_under_way",),
+    ),
+    Guard(
         "files of a unit below are not swept",
         _OVERWRITE,
         'if key.endswith(_NOTE) and "/" not in key.removeprefix(staging):',
@@ -246,6 +268,20 @@ OVERWRITE: tuple[Guard, ...] = (
         (f"{_OVERWRITE_TESTS[0]}::test_a_publication_whose_answer_was_lost_is_recognised",),
     ),
     Guard(
+        "a publication that is repeated later is no lost claim",
+        _OVERWRITE,
+        "if shown is None or shown.folder != staged.folder:",
+        "if True:",
+        (f"{_OVERWRITE_TESTS[0]}::test_a_publication_that_is_repeated_later_is_recognised",),
+    ),
+    Guard(
+        "an overtaken attempt does not pass for its winner",
+        _OVERWRITE,
+        "if shown is None or shown.folder != staged.folder:",
+        "if shown is None:",
+        (f"{_OVERWRITE_TESTS[0]}::test_an_overtaken_worker_publishes_nothing",),
+    ),
+    Guard(
         "an address cannot leave its backticks",
         _DELTA,
         'return "`" + name.replace("`", "``") + "`"',
@@ -274,6 +310,13 @@ OVERWRITE: tuple[Guard, ...] = (
         _DELTA_TEXT,
     ),
     Guard(
+        "a commit that lost against another writer may be tried again",
+        _DELTA,
+        "if _CONTESTED.search(str(error)) is None:",
+        "if True:",
+        _DELTA_CONFLICTS,
+    ),
+    Guard(
         "metadata of others is not taken for ours",
         _DELTA,
         "if isinstance(found, dict) and STAMP_KEY in found else None",
@@ -288,6 +331,10 @@ _WRITER_TESTS = (
     f"{_IN_STORES}/test_transactional.py::test_only_receipted_rows_are_applied",
 )
 _WRITER_DELTA = (f"{_IN_UNIT}/test_transactional_delta.py",)
+_EMPTY_OR_STRAY = (
+    f"{_IN_STORES}/test_transactional.py"
+    "::test_a_unit_on_delta_that_is_empty_is_applied_and_rows_of_another_unit_are_refused",
+)
 _REDSHIFT_PLAN = f"{_BLOCKS}/redshift.py"
 _REDSHIFT_PLAN_TESTS = (
     f"{_IN_UNIT}/test_redshift_sql.py",
@@ -327,6 +374,20 @@ TRANSACTIONAL: tuple[Guard, ...] = (
         (f"{_IN_STORES}/test_transactional.py::test_staged_rows_that_vanished_are_noticed",),
     ),
     Guard(
+        "rows that differ in where their NULL is are other rows",
+        _WRITER,
+        'f"{delta.column(c)}, isnull({delta.column(c)})"',
+        "delta.column(c)",
+        (f"{_IN_STORES}/test_transactional.py::test_rows_that_differ_only_in_where_their_null_is_are_other_rows",),
+    ),
+    Guard(
+        "a column without an exact text form is not staged",
+        _WRITER,
+        "for name, kind in types if kind not in _TYPES]",
+        "for name, kind in types if False]",
+        (f"{_IN_STORES}/test_transactional.py::test_spark_rows_of_every_type_arrive_exactly",),
+    ),
+    Guard(
         "a replay does not append",
         _WRITER,
         "        if key.generation != 1:\n",
@@ -339,6 +400,20 @@ TRANSACTIONAL: tuple[Guard, ...] = (
         "if replace is None and key.generation != 1:",
         "if False:",
         _WRITER_DELTA,
+    ),
+    Guard(
+        "a predicate of nothing does not mean everything to the writer either",
+        _WRITER,
+        "        overwrite.refuse_blank(replace, path)\n",
+        "        pass\n",
+        _WRITER_DELTA,
+    ),
+    Guard(
+        "a unit that a transactional write replaces on Delta keeps to itself",
+        _WRITER,
+        "with overwrite.checked(spark, path, replace):",
+        "if True:",
+        _EMPTY_OR_STRAY,
     ),
     Guard(
         "rows of another unit are not applied",
@@ -419,6 +494,20 @@ TRANSACTIONAL: tuple[Guard, ...] = (
         _REDSHIFT_PLAN_TESTS[2:],
     ),
     Guard(
+        "a statement that failed on Redshift leaves no transaction open",
+        _REDSHIFT_PLAN,
+        '            ask(Statement("ROLLBACK"))\n        raise',
+        "            pass\n        raise",
+        _REDSHIFT_PLAN_TESTS[:1],
+    ),
+    Guard(
+        "an address on Redshift cannot leave its quotes",
+        _REDSHIFT_PLAN,
+        '    if problems:\n        raise InvalidInput("COPY takes',
+        '    if False:\n        raise InvalidInput("COPY takes',
+        _REDSHIFT_PLAN_TESTS[:1],
+    ),
+    Guard(
         "names on Redshift cannot leave their quotes",
         _REDSHIFT_PLAN,
         "if _NAME.fullmatch(part) is None:",
@@ -448,6 +537,13 @@ PROXY: tuple[Guard, ...] = (
         _PROXY_RULES,
     ),
     Guard(
+        "a corrected version is not replaced by a late retry of the wrong one",
+        _PROXY,
+        "if wanted.logical_date == current.logical_date and wanted.number < current.number:",
+        "if False:",
+        _PROXY_RULES,
+    ),
+    Guard(
         "a second roll back does not show the bad version again",
         _PROXY,
         "under = way[: names.index(version.name)] if version.name in names else way",
@@ -461,6 +557,7 @@ PROXY: tuple[Guard, ...] = (
         "recent[: keep + 1]",
         _PROXY_RULES,
     ),
+    Guard("the current version is not collected", _PROXY, "    if keep < 0:\n", "    if False:\n", _PROXY_RULES),
     Guard(
         "one move of a name at a time",
         _PROXY,
@@ -474,6 +571,13 @@ PROXY: tuple[Guard, ...] = (
         "        if known is not None:\n            return Version(*known)\n",
         "",
         _PROXY_TESTS,
+    ),
+    Guard(
+        "two logical dates of one second have two names",
+        _PROXY,
+        "AND left(logical_date, 19) = left(%s, 19)",
+        "AND logical_date = %s",
+        (f"{_PROXY_TESTS[0]}::test_two_logical_dates_of_one_second_are_two_versions",),
     ),
     Guard("old versions are sealed", _PROXY, "        _seal(connection, table, version.name)\n", "", _PROXY_TESTS),
     Guard(
@@ -500,8 +604,15 @@ PROXY: tuple[Guard, ...] = (
     Guard(
         "grants survive a change of columns",
         _PROXY,
-        "for privilege, grantee, grantable in grants:",
-        "for privilege, grantee, grantable in []:",
+        "for privilege, grantee, grantable, column in grants:",
+        "for privilege, grantee, grantable, column in []:",
+        _PROXY_TESTS,
+    ),
+    Guard(
+        "grants of single columns survive a change of columns",
+        _PROXY,
+        "if column is None or column in columns:",
+        "if column is None:",
         _PROXY_TESTS,
     ),
     Guard(
@@ -521,8 +632,8 @@ PROXY: tuple[Guard, ...] = (
     Guard(
         "other bytes under a written key are noticed",
         _PROXY_S3,
-        '["Body"].read() != body:',
-        '["Body"].read() is None:',
+        '["Body"].read() == body:',
+        '["Body"].read() is not None:',
         _PROXY_TESTS,
     ),
     Guard(
@@ -583,9 +694,16 @@ MERGER: tuple[Guard, ...] = (
     Guard(
         "an older change does not replace a newer one",
         _MERGER,
-        'newer = f" AND s.{quote(contract.order)} > t.{quote(contract.order)}" if contract.order else ""',
+        'newer = f" AND (t.{order} IS NULL OR s.{order} > t.{order})" if order else ""',
         'newer = ""',
         _MERGER_TESTS,
+    ),
+    Guard(
+        "a row without an order is older than any change",
+        _MERGER,
+        "(t.{order} IS NULL OR s.{order} > t.{order})",
+        "s.{order} > t.{order}",
+        (f"{_MERGER_TESTS[0]}::test_a_row_from_before_the_order_column_is_older_than_any_change",),
     ),
     Guard(
         "a deleted row comes back by a newer insert only",
@@ -714,6 +832,55 @@ STATEFUL: tuple[Guard, ...] = (
         "        table.erase()\n",
         "        pass\n",
         _STATEFUL_DELTA,
+    ),
+    Guard(
+        "an erased row does not come with the increment",
+        _STATEFUL,
+        'wanted = source if erase is None else source.where(f"NOT coalesce({erase}, false)")',
+        "wanted = source",
+        _STATEFUL_DELTA,
+    ),
+    Guard(
+        "a bad increment does not put the table back",
+        _STATEFUL,
+        "        table.check()  # before",
+        "        pass  # before",
+        _STATEFUL_DELTA,
+    ),
+    Guard(
+        "one run at a time decides on PostgreSQL",
+        _STATEFUL,
+        '        work.execute(sql.SQL("LOCK TABLE {target} IN SHARE ROW EXCLUSIVE MODE").format(**_names(target)))\n',
+        "",
+        (f"{_STATEFUL_TESTS[0]}::test_of_two_runs_at_once_the_second_decides_by_what_the_first_has_left",),
+    ),
+    Guard(
+        "a merge whose commit is not found is no success",
+        _STATEFUL,
+        "        if version is None:\n            raise MarkMissing(",
+        "        if version is None:\n            return commits[-1].version\n            raise MarkMissing(",
+        _DELTA_CONFLICTS,
+    ),
+    Guard(
+        "a restore does not take the rows of other tables along",
+        _STATEFUL,
+        "        if dependents:\n",
+        "        if False:\n",
+        _STATEFUL_TESTS,
+    ),
+    Guard(
+        "a lane that moves forward merges again what a restore took back",
+        _STATEFUL,
+        "if ours and not _undone(commit, commits[place + 1 :]):",
+        "if ours:",
+        (f"{_IN_UNIT}/test_forward.py",),
+    ),
+    Guard(
+        "a lane that moves forward recognises its own commit",
+        _STATEFUL,
+        "if ours and not _undone(commit, commits[place + 1 :]):",
+        "if False:",
+        (f"{_IN_UNIT}/test_forward.py",),
     ),
     Guard(
         "a request that is in the table is done",
@@ -1004,6 +1171,13 @@ SILVER: tuple[Guard, ...] = (
         "lifted = tuple(found) if named else ()",
         "lifted = tuple(found)",
         ("tests/integration/silver/test_skip.py",),
+    ),
+    Guard(
+        "what a dead report left staged is swept",
+        f"{_SILVER}report.py",
+        "            transactional.sweep(connection, created_before=now - KEPT_FOR)\n",
+        "            pass\n",
+        ("tests/integration/silver/test_gold.py::test_what_a_dead_report_left_staged_goes_with_a_later_one",),
     ),
     Guard(
         "attempts of workers that died are counted",

@@ -27,7 +27,8 @@ DAILY = (SCHEMA, "daily")
 SESSIONS = proxy.Proxy(SCHEMA, "agent_sessions")
 KEPT_VERSIONS = 3
 KEPT_FOR = timedelta(hours=6)
-"""Old versions of the sessions stay this long: a reader's query that has begun still finds its table."""
+"""Old versions of the sessions stay this long: a reader's query that has begun still finds its table. What a report has
+staged stays as long, in case it is still at work."""
 
 _PIPELINE = "ticks_report.daily"
 _SESSION_COLUMNS = "key text PRIMARY KEY, project_id text, first timestamptz, last timestamptz, ticks bigint"
@@ -47,7 +48,9 @@ class Report:
         self._spark, self._gold, self._dsn, self._ids = spark, gold, dsn, ids or SystemIds()
 
     def publish(self, days: Sequence[date], *, run: str, now: datetime) -> Published:
-        """Carry these days and the sessions over, as gold holds them now."""
+        """Carry these days and the sessions over, as gold holds them now. What dead reports left staged goes first."""
+        with connect(self._dsn, application_name="lockstep-ticks-report") as connection:
+            transactional.sweep(connection, created_before=now - KEPT_FOR)
         rows = {day: self.publish_day(day, run=run).rows for day in days}
         return Published(rows, self.publish_sessions(now=now))
 

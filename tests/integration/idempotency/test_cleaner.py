@@ -13,7 +13,7 @@ from psycopg import errors, sql
 from lockstep.idempotency import cleaner, delta
 from lockstep.idempotency.calendar import ISO_WEEK, MONTH
 from lockstep.idempotency.cleaner import Dataset, Loaded, Refused, Unit, create, freeze, load, units
-from lockstep.idempotency.cleaner_delta import DeltaDataset, clean_delta, freeze_delta, load_delta
+from lockstep.idempotency.cleaner_delta import DeltaDataset, clean_delta, forget_delta, freeze_delta, load_delta
 from lockstep.kernel.crash import CrashInjected, armed
 from lockstep.kernel.errors import Terminal
 from lockstep.kernel.postgres import Connection, connect
@@ -149,6 +149,29 @@ def test_weeks_are_frozen_into_months_and_the_quota_counts_units(connection: Con
     assert sum(counts(connection).values()) == 9
 
 
+def test_units_with_computed_and_identity_columns_are_frozen_as_they_are(connection: Connection):
+    """Guards the quota: PostgreSQL takes no values for such columns, so these units could never be merged."""
+    connection.execute(
+        "CREATE TABLE clicks_shape (n bigint GENERATED ALWAYS AS IDENTITY, day date NOT NULL, page text, "
+        "length int GENERATED ALWAYS AS (length(page)) STORED)"
+    )
+    clicks = Dataset("public", "clicks", "clicks_shape", "day", ISO_WEEK)
+    create(connection, clicks)
+
+    def fill(connection: Connection, table: sql.Identifier) -> int:
+        add = sql.SQL("INSERT INTO {} (day, page) VALUES (%s, 'home')").format(table)
+        return connection.execute(add, (day,)).rowcount
+
+    for day in (MONDAY, MONDAY + timedelta(weeks=1)):
+        load(connection, clicks, day, fill, run="r")
+    rows = "SELECT n, day, page, length FROM clicks ORDER BY day"
+    before = connection.execute(rows).fetchall()
+    assert [row[2:] for row in before] == [("home", 4)] * 2
+    (made,) = freeze(connection, clicks, before=MONDAY + timedelta(weeks=2), into=MONTH)
+    assert made.frozen
+    assert connection.execute(rows).fetchall() == before
+
+
 def test_a_view_on_a_unit_itself_stops_the_replay_instead_of_vanishing(connection: Connection, monkeypatch: Any):
     """Guards consumers' views: the chapter's CASCADE drops them without a word."""
     go(connection, MONDAY, 2)
@@ -234,4 +257,7 @@ class TestDelta:
         assert (newest.metrics["numCopiedRows"], newest.metrics["numAddedFiles"]) == ("0", "0")
         assert not go(MONDAY + week * 2, 6).already, "it was cleaned away, so the same run may load it again"
         assert clean_delta(spark, table, MONDAY + week * 2, run="c") == 0, "a late retry of the clean"
+        assert found()[MONDAY + week * 2] == 6
+        with pytest.raises(Refused, match="id is no partition column"):
+            forget_delta(spark, table.path, "id", before=3, run="would rewrite rows")
         assert found()[MONDAY + week * 2] == 6

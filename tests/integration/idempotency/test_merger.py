@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from psycopg import sql
 
 from lockstep.idempotency import merger
 from lockstep.idempotency.merger import Contract, Deletes, Duplicates, NullFlag
@@ -125,6 +126,38 @@ def test_the_statements_for_redshift_keep_the_newer_row_and_the_delete(work: Any
     assert seen(work) == "new"
 
 
+def test_a_row_from_before_the_order_column_is_older_than_any_change(work: Any):
+    """Guards a table that got its order later: compared with NULL no change is newer, and none would ever arrive."""
+    add = "INSERT INTO devices VALUES ('A', 'unordered', NULL), ('B', 'unordered', NULL), ('C', 'unordered', NULL)"
+    work.execute(add)
+    assert merge(work, [("A", "new", 1, False), ("B", None, 1, True)]) == 2
+    assert seen(work) == "new unordered"
+    with transaction(work):
+        source = merger.stage(work, CONTRACT, target="devices", rows=[("C", "newer", 1, False)])
+        names = {"target": "devices", "source": source, "tombstones": "graves"}
+        for statement in merger.redshift_statements(CONTRACT, **names):
+            work.execute(statement)
+    assert seen(work) == "new newer"
+
+
+def test_columns_may_be_called_anything(work: Any):
+    """Guards tables of others: upper case, quotes, and the plain words that a statement might use itself."""
+    names = ('Id "1"', "nth", "same_rows", "last_order", "Order", "dead_at")
+    contract = Contract(keys=names[:1], values=(*names[1:4], "dead_at"), order="Order", flag="Gone?")
+    columns = ", ".join(sql.Identifier(name).as_string(None) + " text" for name in contract.target_columns)
+    work.execute(f"CREATE TABLE odd ({columns})")
+    merger.create_tombstones(work, contract, target="odd", tombstones="odd_graves")
+
+    def apply(*rows: Any) -> int:
+        with transaction(work):
+            source = merger.stage(work, contract, target="odd", rows=rows)
+            return merger.merge_postgres(work, contract, target="odd", source=source, tombstones="odd_graves")
+
+    assert apply(("k", "a", "b", "c", "d", "1", False), ("k", "a", "b", "c", "D", "2", False)) == 1
+    assert apply(("k", "x", "x", "x", "x", "1", False)) == 0
+    assert work.execute("SELECT dead_at FROM odd").fetchall() == [("D",)]
+
+
 def test_several_rows_of_one_key_resolve_to_the_last_and_doubles_collapse(work: Any):
     merge(work, [("A", "1", 1, False), ("A", "3", 3, False), ("A", "3", 3, False), ("A", "2", 2, True)])
     assert seen(work) == "3"
@@ -186,9 +219,9 @@ def test_the_merge_rolls_back_with_the_callers_transaction(work: Any):
 @pytest.mark.parametrize(
     ("contract", "guard", "instead"),
     [
-        (CONTRACT, ' AND s."seq" > t."seq" THEN UPDATE', " THEN UPDATE"),
-        (CONTRACT, ' AND (s.dead_at IS NULL OR s."seq" > s.dead_at)', ""),
-        (CONTRACT, ' AND s."gone" AND s."seq" > t."seq" THEN DELETE', ' AND s."gone" THEN DELETE'),
+        (CONTRACT, ' AND (t."seq" IS NULL OR s."seq" > t."seq") THEN UPDATE', " THEN UPDATE"),
+        (CONTRACT, ' AND (s.lockstep_dead IS NULL OR s."seq" > s.lockstep_dead)', ""),
+        (CONTRACT, ' AND s."gone" AND (t."seq" IS NULL OR s."seq" > t."seq") THEN DELETE', ' AND s."gone" THEN DELETE'),
         (UNORDERED, ' AND NOT s."gone"', ""),
     ],
 )
@@ -242,6 +275,18 @@ class TestDelta:
             self.merge(spark, tables, [("X", "1", 1, False), ("X", "2", 1, False), (None, "3", 1, None)])
         assert self.merge(spark, tables, [("B", "B", 2, False)]) == 0
         assert self.seen(spark, tables) == "A-U C"
+
+    def test_columns_may_be_called_anything(self, spark: Any, lake: str):
+        """Guards names with dots, which Spark reads as fields of a struct, and the words of the statement itself."""
+        contract = Contract(keys=("the.Id",), values=("nth", "dead_at"), order="my.seq", flag="gone")
+        target, graves = f"{lake}/odd", f"{lake}/odd-graves"
+        types = "`the.Id` string, nth string, dead_at string, `my.seq` bigint"
+        spark.createDataFrame([], types).write.format("delta").save(target)
+        merger.create_tombstones_delta(spark, contract, target=target, tombstones=graves)
+        frame = spark.createDataFrame([("A", "1", "x", 1, False), ("A", "2", "y", 2, False)], f"{types}, gone boolean")
+        assert merger.merge_delta(spark, contract, target=target, source=frame, tombstones=graves) == 1
+        assert merger.merge_delta(spark, contract, target=target, source=frame, tombstones=graves) == 0
+        assert [tuple(row) for row in spark.read.format("delta").load(target).collect()] == [("A", "2", "y", 2)]
 
     def test_a_second_session_of_the_process_merges_rows_of_its_own(self, spark: Any, stack: Any):
         """Guards a worker that opened its session again: PySpark binds checkpoints to the first session there was."""

@@ -152,6 +152,17 @@ def test_a_publication_whose_answer_was_lost_is_recognised(s3: Any, bucket: str,
     assert units.publish(staged) == first
 
 
+def test_a_publication_that_is_repeated_later_is_recognised(s3: Any, bucket: str, units: FileUnits, clock: FakeClock):
+    """Guards the caller's retry: by then the manifest would say another time, and differ from the one it finds."""
+    staged = units.stage("d=1", run="r")
+    put(s3, bucket, staged.folder, "x")
+    with pytest.raises(CrashInjected), armed("overwrite.files.after_publish", "raise"):
+        units.publish(staged)
+    clock.advance(60)
+    assert units.publish(staged) == units.read("d=1")
+    assert contents(s3, bucket, units, "d=1") == ["x"]
+
+
 def test_sweeping_removes_losers_and_spares_readers_neighbours_and_attempts_under_way(
     s3: Any, bucket: str, units: FileUnits, clock: FakeClock
 ):

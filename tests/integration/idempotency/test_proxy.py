@@ -60,6 +60,18 @@ def test_a_run_that_dies_anywhere_is_finished_by_its_retry(connection: Connectio
     assert found == (2,)
 
 
+def test_two_logical_dates_of_one_second_are_two_versions(connection: Connection):
+    """Guards names from the second: the later version would collide with the first, in every retry."""
+    moment = datetime(2026, 3, 1, 10, 0, 0, tzinfo=UTC)
+    names = []
+    for run, micros in (("r1", 1), ("r2", 999_999)):
+        version = add_version(connection, DEVICES, moment.replace(microsecond=micros), table_of(run), run=run)
+        point(connection, DEVICES, version, reason=run)
+        names.append(version.name)
+    assert names == ["devices_20260301_100000_1", "devices_20260301_100000_2"]
+    assert shown(connection) == ["r2"]
+
+
 def test_versions_are_sealed_even_against_their_owner(connection: Connection, monkeypatch: Any):
     """Guards immutability where a superuser writes: REVOKE does not bind one, the trigger does."""
     version = go(connection, 1, "a", run="r1")
@@ -112,6 +124,16 @@ def test_a_roll_back_is_not_undone_by_a_late_retry(connection: Connection):
     assert roll_back(connection, DEVICES, reason="once more").name == "devices_20260301_000000_1"
 
 
+def test_a_version_that_a_corrected_one_has_replaced_is_not_shown_by_its_late_retry(connection: Connection):
+    """Guards corrected data: the first run died before it was shown, and its retry comes after the correction."""
+    with pytest.raises(CrashInjected), armed("proxy.version.after_commit", "raise"):
+        go(connection, 1, "wrong", run="r1")
+    go(connection, 1, "corrected", run="r1-corrected")
+    wrong = go(connection, 1, "wrong", run="r1")
+    assert shown(connection) == ["corrected"]
+    assert point(connection, DEVICES, wrong, reason="on purpose", told=True) is Decision.MOVE
+
+
 def test_a_second_roll_back_goes_one_version_further(connection: Connection):
     for day, value in enumerate(("oldest", "old", "bad"), start=1):
         go(connection, day, value, run=value)
@@ -128,11 +150,14 @@ def test_columns_may_change_as_long_as_nobody_stands_on_the_name(connection: Con
     connection.execute("CREATE ROLE reader_of_devices")
     try:
         connection.execute("GRANT SELECT ON devices TO reader_of_devices")
+        connection.execute("GRANT UPDATE (id) ON devices TO reader_of_devices")
         renamed = "SELECT 1 AS number, unnest(%s::text[]) AS id"
         go(connection, 2, "b", run="r2", columns=renamed)
         assert shown(connection) == ["b"]
         granted = connection.execute("SELECT has_table_privilege('reader_of_devices', 'devices', 'SELECT')").fetchone()
         assert granted == (True,)
+        by_column = "SELECT has_column_privilege('reader_of_devices', 'devices', %s, 'UPDATE')"
+        assert [connection.execute(by_column, (name,)).fetchone() for name in ("id", "number")] == [(True,), (False,)]
         connection.execute("CREATE VIEW consumers AS SELECT number FROM devices")
         with pytest.raises(Terminal, match="consumers"):
             go(connection, 3, "c", run="r3")

@@ -14,6 +14,7 @@ from lockstep.idempotency.stateful_rules import Action, Commit, Done, Mark, Proc
 from lockstep.kernel.crash import CrashInjected, armed
 from lockstep.kernel.errors import InvalidInput, LostClaim
 from lockstep.kernel.postgres import connect, transaction
+from tests.faults.modes import HANGS, meet
 
 pytestmark = pytest.mark.stack
 
@@ -157,6 +158,24 @@ class TestPostgres:
         self.execute(work, run("08:00", "again"))
         assert self.seen(work) != TABLE_4_1["08:00"][1]
 
+    def test_of_two_runs_at_once_the_second_decides_by_what_the_first_has_left(self, dsn: str, work: Any):
+        """Guards the lock around the decision: the second would decide by a history that is about to change."""
+        self.execute(work, run("07:00"))
+
+        def drive(request: str, *rows: Any) -> None:
+            with connect(dsn, application_name=request) as mine:
+                self.execute(mine, run("08:00", request), list(rows))
+
+        met = meet(
+            "idempotency.stateful.after_merge",
+            HANGS,
+            lambda: drive("first", ("B", "wrong", False), ("C", "wrong too", False)),
+            lambda: drive("second", ("B", "right", False)),
+            blocked_after=1.0,
+        )
+        assert (met.victim, met.rival) == (None, None)
+        assert self.seen(work) == "A right"
+
     def test_another_pipeline_on_the_same_table_is_foreign(self, work: Any):
         self.execute(work, run("07:00"))
         self.execute(work, Run("other", "07:00", None, "x"), [("A", "theirs", False)])
@@ -164,6 +183,22 @@ class TestPostgres:
             self.execute(work, run("07:00", "again"))
         assert refused.value.reason is Reason.FOREIGN
         assert self.seen(work) == "theirs"
+
+    def test_a_replay_does_not_take_the_rows_of_other_tables_along(self, work: Any):
+        """Guards what refers to the table: rows leave it for a moment, and a cascade would follow them for good."""
+        self.all_hours(work)
+        work.execute("CREATE TABLE visits (id text REFERENCES devices ON DELETE CASCADE)")
+        work.execute("INSERT INTO visits VALUES ('A'), ('C')")
+        with pytest.raises(Refused, match="visits") as refused:
+            self.execute(work, run("09:00", "again"))
+        assert refused.value.reason is Reason.FOREIGN
+        assert self.seen(work) == TABLE_4_1["10:00"][1]
+        work.execute("ALTER TABLE visits DROP CONSTRAINT visits_id_fkey")
+        later = "ADD FOREIGN KEY (id) REFERENCES devices DEFERRABLE INITIALLY DEFERRED"
+        work.execute(f"ALTER TABLE visits {later}")
+        self.execute(work, run("09:00", "again"))
+        assert self.seen(work) == TABLE_4_1["09:00"][1]
+        assert work.execute("SELECT id FROM visits ORDER BY id").fetchall() == [("A",), ("C",)]
 
     def test_forgotten_images_are_refused_and_the_newest_run_stays_replayable(self, work: Any):
         self.all_hours(work)

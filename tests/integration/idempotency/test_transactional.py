@@ -13,6 +13,7 @@ import pytest
 from psycopg import sql
 
 from lockstep.idempotency import delta, redshift, transactional
+from lockstep.idempotency.overwrite import OutsideUnit
 from lockstep.idempotency.transactional import (
     ContentChanged,
     Key,
@@ -205,6 +206,19 @@ def test_spark_rows_of_every_type_arrive_exactly(spark: Any, connection: Connect
     assert left_behind(connection) == 0
 
 
+def test_rows_that_differ_only_in_where_their_null_is_are_other_rows(spark: Any, connection: Connection, dsn: str):
+    """Guards the content: xxhash64 passes over NULL, so the corrected rows would pass for those applied before."""
+    connection.execute("CREATE TABLE pairs (x text, y text)")
+
+    def go(*row: str | None) -> Any:
+        frame = spark.createDataFrame([row], "x STRING, y STRING")
+        return write(frame, dsn, ("public", "pairs"), Key("pairs", "all"), run=str(row), how=append(), ids=SystemIds())
+
+    go("a", None)
+    with pytest.raises(ContentChanged):
+        go(None, "a")
+
+
 class Redshift:
     """Runs plans where PostgreSQL speaks the same SQL; only COPY is replaced, by the rows that it is to bring."""
 
@@ -290,6 +304,27 @@ def test_delta_applies_a_key_once_and_never_ignores_a_replay_in_silence(spark: A
     assert delta.read(spark, path).count() == 4
     with pytest.raises(LostClaim):
         go(2, 9, "c")
+
+
+def test_a_unit_on_delta_that_is_empty_is_applied_and_rows_of_another_unit_are_refused(spark: Any, lake: str):
+    """Guards the unit and its neighbours, also where the session has switched Delta's own check off."""
+    path, ids, check = f"{lake}/visits", SeededIds(4), "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
+
+    def go(generation: int, rows: int, unit: str = "d1") -> Any:
+        frame = spark.range(rows).selectExpr("id", f"'{unit}' AS unit")
+        key = KEY._replace(generation=generation)
+        return write_delta(spark, path, frame, key, run="r", content=f"{rows}", ids=ids, replace="unit = 'd1'")
+
+    assert go(1, 0) == transactional.Outcome(0, "0", already=False)
+    assert go(2, 0) == transactional.Outcome(0, "0", already=False), "nothing replaced nothing, and the key says so"
+    assert go(2, 0).already
+    spark.conf.set(check, "false")
+    try:
+        with pytest.raises(OutsideUnit, match="nothing was written"):
+            go(3, 1, unit="d9")
+    finally:
+        spark.conf.unset(check)
+    assert delta.read(spark, path).count() == 0
 
 
 def test_one_bad_file_of_several_leaves_nothing_and_the_corrected_one_leaves_all(connection: Connection, dsn: str):

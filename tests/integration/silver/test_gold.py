@@ -8,11 +8,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from lockstep.idempotency import proxy
+from lockstep.kernel.crash import CrashInjected, armed
 from lockstep.kernel.errors import LostClaim
 from lockstep.ticks.model import Mode
 from lockstep.ticks.silver.gold import Gold, daily_rows
 from lockstep.ticks.silver.model import Applied
-from lockstep.ticks.silver.report import SESSIONS, Report
+from lockstep.ticks.silver.report import KEPT_FOR, SESSIONS, Report
 from tests.silver_world import World
 
 pytestmark = pytest.mark.stack
@@ -82,3 +83,19 @@ def test_an_older_gold_never_replaces_a_newer_one_in_the_report(world: World):
     world.ask("UPDATE idempotency.ledger SET generation = generation + 10 WHERE unit = %s RETURNING 1", day.isoformat())
     with pytest.raises(LostClaim, match="was applied; nothing was changed"):
         Report(world.spark, gold, world.dsn).publish_day(day, run="two")
+
+
+def test_what_a_dead_report_left_staged_goes_with_a_later_one(world: World):
+    """Guards the database: a driver that dies between staging and publishing leaves its rows."""
+    gold, day = Gold(world.spark, world.lake), NOON.date() + timedelta(days=2)
+    staged = "SELECT name FROM idempotency.staging WHERE run = 'dies'"
+    report = Report(world.spark, gold, world.dsn)
+    gold.load_day(day, [_applied(1, NOON + timedelta(days=2), "dead")])
+    with pytest.raises(CrashInjected), armed("transactional.driver.staged", "raise"):
+        report.publish_day(day, run="dies")
+    ((name,),) = world.ask(staged)
+    report.publish([], run="soon", now=datetime.now(UTC))
+    assert world.ask(staged) == [(name,)], "it may still be at work"
+    report.publish([day], run="later", now=datetime.now(UTC) + KEPT_FOR + timedelta(minutes=1))
+    assert world.ask(staged) == []
+    assert world.ask("SELECT to_regclass(%s)", f"idempotency.{name}") == [(None,)]

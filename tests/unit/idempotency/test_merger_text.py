@@ -38,6 +38,18 @@ def test_the_delta_and_postgres_merges_parse_in_their_dialects(contract: Contrac
     assert sqlglot.parse_one(merger.delta_merge(contract, "s3a://b/t", "(SELECT 1)", tombstones), read="spark")
 
 
+@pytest.mark.parametrize("contract", [HARD, SOFT])
+def test_every_change_of_a_present_row_asks_whether_it_is_newer_and_takes_no_order_for_older(contract: Contract):
+    """Guards both directions: an old change does nothing, and a row without an order is not closed for ever."""
+    tombstones = "graves" if contract.needs_tombstones else None
+    for text, order in (
+        (merger.postgres_merge(contract, "t", "s", tombstones), '"seq"'),
+        (merger.delta_merge(contract, "s3a://b/t", "(SELECT 1)", tombstones), "`seq`"),
+    ):
+        asked = f" AND (t.{order} IS NULL OR s.{order} > t.{order}) THEN"
+        assert text.count("WHEN MATCHED") == text.count(asked)
+
+
 def test_a_hostile_name_stays_a_name():
     contract = Contract(keys=('id"; DROP TABLE x; --',), values=("a`b",))
     for statement in redshift(contract):

@@ -25,6 +25,9 @@ OLD, MID, NEW = (Version(name, f"2026-0{n}-01") for n, name in enumerate(("old",
         (NEW, [OLD, NEW, OLD], False, Decision.SUPERSEDED),
         (NEW, [OLD, NEW, OLD], True, Decision.MOVE),
         (Version("again", OLD.logical_date), [OLD], False, Decision.MOVE),
+        (OLD._replace(number=1), [Version("corrected", OLD.logical_date, number=2)], False, Decision.SUPERSEDED),
+        (OLD._replace(number=1), [Version("corrected", OLD.logical_date, number=2)], True, Decision.MOVE),
+        (NEW._replace(number=1), [Version("corrected", OLD.logical_date, number=2)], False, Decision.MOVE),
     ],
 )
 def test_the_rule_of_moving(wanted: Version, moves: list[Version], told: bool, decision: Decision):
@@ -50,6 +53,12 @@ def test_the_current_version_the_last_others_and_the_way_back_are_kept():
     assert kept_versions([NEW, OLD, NEW, MID], 1) == ["new", "old", "mid"]
     assert kept_versions([MID, NEW, MID, OLD], 0) == ["mid"]
     assert kept_versions([], 3) == []
+
+
+def test_fewer_than_none_are_never_kept():
+    """Guards the current version: a negative number would count from the end and leave it among those that go."""
+    with pytest.raises(InvalidInput, match="cannot be kept"):
+        kept_versions([NEW, OLD], -1)
 
 
 @given(st.lists(st.datetimes(timezones=st.just(UTC)), min_size=2, max_size=2))

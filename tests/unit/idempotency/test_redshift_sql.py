@@ -94,6 +94,23 @@ def test_a_unit_without_rows_is_cleared_without_copy():
     assert [text for text in texts if text.startswith("DELETE")]
 
 
+@pytest.mark.parametrize("start", ["LOCK", "SELECT generation", "COPY", "INSERT"])
+def test_a_statement_that_fails_leaves_no_transaction_open(start: str):
+    """Guards the next try on the same connection: Redshift refuses everything in a transaction that failed."""
+    asked: list[str] = []
+
+    def ask(statement: redshift.Statement) -> Any:
+        asked.append(statement.text)
+        if statement.text.startswith(start):
+            raise ConnectionError("the statement failed")
+        return (2, 2) if statement.text.startswith("SELECT COUNT") else None
+
+    with pytest.raises(ConnectionError, match="the statement failed"):
+        redshift.execute(ask, make())
+    assert asked[-1] == "ROLLBACK"
+    assert "COMMIT" not in asked
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -70,3 +70,10 @@ def test_a_replay_that_would_append_is_refused_before_anything_is_asked():
     nothing: Any = None
     with pytest.raises(InvalidInput, match="cannot append"):
         write_delta(nothing, "s3a://b/t", nothing, KEY, run="r", content="c", ids=SystemIds())
+
+
+@pytest.mark.parametrize("predicate", ["", "  "])
+def test_a_predicate_of_nothing_does_not_replace_everything(predicate: str):
+    nothing: Any = None
+    with pytest.raises(InvalidInput, match="needs a predicate"):
+        write_delta(nothing, "s3a://b/t", nothing, KEY, run="r", content="c", ids=SystemIds(), replace=predicate)
