@@ -10,14 +10,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from lockstep.kernel.errors import Terminal
-from lockstep.kernel.settings import PROJECT_ROOT
+from lockstep.kernel.settings import PROJECT_ROOT, Settings
 from stack.environment import DATABASES, LOOPBACK
 from stack.health import aws_client
 from stack.parts import Site
@@ -98,9 +98,21 @@ def _postgres(site: Site) -> None:
             if database not in present:
                 with suppress(psycopg.errors.DuplicateDatabase):  # another starter was quicker
                     connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(database)))
+    for package, variable in migrations(site.settings):
+        migrate(site.environment[variable], package)
+
+
+def migrations(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Which package's tables are made where.
+
+    A source of the user's own is only ever read: it has its own `export_rows`, and a role that may write nothing. A
+    Redshift sink makes its control tables itself.
+    """
     for package, variable in MIGRATIONS:
-        if variable != "LOCKSTEP_WAREHOUSE_DSN" or site.settings.warehouse_dialect == "postgres":
-            migrate(site.environment[variable], package)  # a Redshift sink makes its control tables itself
+        own_source = variable == "LOCKSTEP_SOURCE_DSN" and settings.source_dsn is not None
+        redshift = variable == "LOCKSTEP_WAREHOUSE_DSN" and settings.warehouse_dialect != "postgres"
+        if not (own_source or redshift):
+            yield package, variable
 
 
 def _s3(site: Site) -> None:
