@@ -20,7 +20,7 @@ from lockstep.kernel.errors import Terminal
 from lockstep.kernel.settings import PROJECT_ROOT, Settings
 from stack.environment import DATABASES, LOOPBACK
 from stack.health import aws_client
-from stack.parts import Site
+from stack.parts import Site, prepare_dagster
 
 DAY = 24 * 3600
 
@@ -203,13 +203,16 @@ def _ensure_ttl(client: Any, table: Table) -> None:
 
 def _dagster(site: Site) -> None:
     """Create Dagster's own tables once, before webserver and daemon race for it, and limit every lane."""
+    prepare_dagster(site)
+    external = site.settings.external("postgres")  # then Dagster's database may be on another server than the state's
+    given = {name: value for name, value in os.environ.items() if external and name.startswith("DAGSTER_PG_")}
     script = (
         "import dagster as dg\nfrom jobs.lanes import set_pool_limits\n"
         "with dg.DagsterInstance.get() as instance:\n    set_pool_limits(instance)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env=os.environ | dict(site.environment),
+        env=os.environ | dict(site.environment) | given,
         cwd=PROJECT_ROOT,
         capture_output=True,
         text=True,
