@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from lockstep.kernel.errors import Terminal
 from lockstep.kernel.settings import PROJECT_ROOT, Settings
+from lockstep.windows.model import BUCKET as RAW_BUCKET
 from stack.environment import DATABASES, LOOPBACK
 from stack.health import aws_client
 from stack.parts import Site, prepare_dagster
@@ -62,7 +63,7 @@ class Table:
 
 def buckets(site: Site) -> tuple[str, ...]:
     """The buckets of the platform."""
-    return (site.settings.lake_bucket, "raw-ddapi", site.settings.exports_bucket, site.settings.ticks_bucket)
+    return (site.settings.lake_bucket, RAW_BUCKET, site.settings.exports_bucket, site.settings.ticks_bucket)
 
 
 # A dead-letter queue keeps the original enqueue time, so it must retain for longer than its source.
