@@ -14,6 +14,7 @@ from bench.place import own_environment, own_stack
 from bench.report import PARTS, Context, Result, show
 from lockstep.kernel.errors import InvalidInput
 from lockstep.kernel.logs import get_logger
+from stack.cli import stop_on_signals
 
 console = Console()
 _log = get_logger(__name__)
@@ -35,6 +36,7 @@ def bench(
     """Measure each part against its baselines in the same run and print the ratios."""
     if part is not None and part not in PARTS:
         raise InvalidInput(f"there is no benchmark {part}.", next_step=f"choose from {', '.join(PARTS)}.")
+    stop_on_signals()
     results: dict[str, Any] = {}
     failed = []
     with own_stack():

@@ -324,8 +324,9 @@ class Row(NamedTuple):
     utilisation: float
     p50_seconds: float
     p95_seconds: float
-    runs_a_day: int
+    runs_a_day: int | None  # None: its slots are no runs of Dagster
     recovery_hours: float
+    within_seconds: float
 
 
 def measure(load: Load, *, seed: int = 0) -> Row:
@@ -343,8 +344,9 @@ def measure(load: Load, *, seed: int = 0) -> Row:
         round(outcome.utilisation, 2),
         round(outcome.percentile(0.5) + load.extra, 1),
         round(outcome.percentile(0.95) + load.extra, 1),
-        round(outcome.runs / days),
+        round(outcome.runs / days) if load.slots_are == "runs" else None,
         round(recovery(after, again, load.within) / HOUR, 2),
+        load.within,
     )
 
 
@@ -386,18 +388,20 @@ def show(price: Mapping[str, Cost], rows: list[Row], console: Console) -> None:
     console.print(given)
     console.print()
     found = Table(box=None, pad_edge=False)
-    for title in ("load", "units a day", "slots", "slots are", "used", "p50 s", "p95 s", "runs a day", "recovery h"):
+    titles = ("load", "units a day", "in time s", "slots", "slots are", "used", "p50 s", "p95 s", "runs a day")
+    for title in (*titles, "recovery h"):
         found.add_column(title, justify="left" if title in ("load", "slots are") else "right")
     for row in rows:
         found.add_row(
             row.load,
             f"{row.units_a_day:,}",
+            f"{row.within_seconds:.0f}",
             str(row.slots),
             row.slots_are,
             f"{row.utilisation:.0%}",
             f"{row.p50_seconds:.1f}",
             f"{row.p95_seconds:.1f}",
-            f"{row.runs_a_day:,}",
+            "" if row.runs_a_day is None else f"{row.runs_a_day:,}",
             f"{row.recovery_hours:.2f}",
         )
     console.print(found)

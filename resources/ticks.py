@@ -84,13 +84,17 @@ class WarmSpark:
         if self._remote is None:
             raise InvalidInput("LOCKSTEP_SPARK_REMOTE is not set.", next_step="start the stack, or set the address.")
         _knock(self._remote)
-        from pyspark.sql import SparkSession  # only processes that commit ticks pay for it
+        from pyspark.errors import PySparkException  # only processes that commit ticks pay for it
+        from pyspark.sql import SparkSession
         from pyspark.sql.connect.client.retries import DefaultPolicy
 
         session: SparkSession = SparkSession.builder.remote(self._remote).create()
         session.client.set_retry_policies([DefaultPolicy(max_retries=_SPARK_RETRIES, max_backoff=_SPARK_BACKOFF_MS)])
-        for name, value in _SESSION_SETTINGS.items():
-            session.conf.set(name, value)
+        try:
+            for name, value in _SESSION_SETTINGS.items():
+                session.conf.set(name, value)
+        except PySparkException as error:  # it listens and does not answer, or went away since the knock
+            raise Transient(f"Spark does not answer: {str(error)[:300]}", unit="spark", retry_after=5.0) from error
         return session
 
 

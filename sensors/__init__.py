@@ -1,5 +1,16 @@
 """Sensors, one module per pipeline: read hints, read the ledger, request runs. No business rule."""
 
+import dagster as dg
+
+IN_FLIGHT = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+"""A run in one of these may still do something: its lane is taken, and so is its share of the connections."""
+
 EVERY_LOOP_SECONDS = 4
 """The interval of a sensor that should be asked whenever Dagster's daemon looks, which is every 5 s.
 

@@ -19,7 +19,7 @@ from lockstep.kernel.settings import load_settings
 from platform_assets.exports import BatchConfig
 from resources.aws import SqsResource
 from resources.exports import export_limits, state_pool
-from sensors import EVERY_LOOP_SECONDS
+from sensors import EVERY_LOOP_SECONDS, IN_FLIGHT
 
 CHUNKS_PER_CONNECTION = 100
 """So many chunks of a batch for each connection: enough to be worth a run, few enough to decide anew soon."""
@@ -71,14 +71,7 @@ def build_run_request(batch: Batch, free: int) -> dg.RunRequest:
 
 def _tasks_in_flight(instance: dg.DagsterInstance) -> int:
     """Connections that runs hold or will hold. A run that died is not in flight, so its share comes back."""
-    alive = [
-        dg.DagsterRunStatus.QUEUED,
-        dg.DagsterRunStatus.NOT_STARTED,
-        dg.DagsterRunStatus.STARTING,
-        dg.DagsterRunStatus.STARTED,
-        dg.DagsterRunStatus.CANCELING,
-    ]
-    runs = instance.get_runs(filters=dg.RunsFilter(job_name=export_chunks_job.name, statuses=alive), limit=100)
+    runs = instance.get_runs(filters=dg.RunsFilter(job_name=export_chunks_job.name, statuses=IN_FLIGHT), limit=100)
     return sum(int(run.tags.get(TASKS_TAG, "1")) for run in runs)
 
 

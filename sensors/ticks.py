@@ -21,18 +21,11 @@ from lockstep.ticks.silver.model import SILVER_ASSET, Lane
 from platform_assets.tick_events import add_partitions, bronze_event
 from platform_assets.ticks import GroupConfig
 from resources.silver import Silver, open_silver
-from sensors import EVERY_LOOP_SECONDS
+from sensors import EVERY_LOOP_SECONDS, IN_FLIGHT
 
 RECEIVE_SECONDS = 25.0  # a tick is cut at 60 s, and what it had decided by then would be lost
 SWEEP_SECONDS = 60.0
 MOST_LATER = 500
-_IN_FLIGHT = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
 
 
 class Cursor(NamedTuple):
@@ -114,7 +107,7 @@ def lane_tag(lane: Lane) -> str:
 
 def is_busy(instance: dg.DagsterInstance, lane: Lane) -> bool:
     """Whether a run of the lane waits or works. A run that died is neither, so its lane is free at once."""
-    filters = dg.RunsFilter(tags={LANE_TAG: lane_tag(lane)}, statuses=_IN_FLIGHT)
+    filters = dg.RunsFilter(tags={LANE_TAG: lane_tag(lane)}, statuses=IN_FLIGHT)
     return bool(instance.get_runs(filters=filters, limit=1))
 
 

@@ -28,7 +28,7 @@ from platform_assets.window_events import partition_of, window_partitions
 from platform_assets.windows import ATTEMPT_TAG, VaultNames
 from resources.aws import DynamoDBResource
 from resources.windows import WindowsResource
-from sensors import EVERY_LOOP_SECONDS
+from sensors import EVERY_LOOP_SECONDS, IN_FLIGHT
 
 UNIT_TAG = "lockstep/unit"
 DEADLINE_SECONDS = 40
@@ -36,13 +36,6 @@ SWEEP_SECONDS = 30.0
 MAX_RECORDS = 1000
 BACKOFF_SECONDS = 10.0
 BACKOFF_CAP_SECONDS = 600.0
-_IN_FLIGHT = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
 
 
 @dataclass
@@ -105,7 +98,7 @@ def windows_sensor(
 def look(instance: dg.DagsterInstance, store: Sink, ledger: Any, vault: str, clock: Clock) -> dg.RunRequest | str:
     """The run that a vault needs now, or why it needs none."""
     names, now = VaultNames(vault), clock.now()
-    if instance.get_runs(dg.RunsFilter(tags={LANE_TAG: names.group}, statuses=_IN_FLIGHT), limit=1):
+    if instance.get_runs(dg.RunsFilter(tags={LANE_TAG: names.group}, statuses=IN_FLIGHT), limit=1):
         return "a run is under way"
     lane = store.lane(vault)
     if lane is not None and lane.has_begun:

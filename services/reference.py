@@ -71,7 +71,7 @@ def _index(documents: Mapping[str, Mapping[str, Any]]) -> str:
         "|---|---|---|",
     ]
     for name, found in documents.items():
-        about = _prose(found["info"].get("description", "")).split("\n")[0]
+        about = _prose(found["info"].get("description", "")).replace("\n", " ").split(". ")[0].rstrip(".") + "."
         lines.append(f"| [{name}]({name}.md) | {len(list(_operations(found)))} | {_cell(about)} |")
     return "\n".join(lines) + "\n"
 

@@ -48,7 +48,7 @@ def up(
     ] = False,
 ) -> None:
     """Start the embedded stack, or what is missing of it, and wait until every part is healthy."""
-    _stop_on_signals()
+    stop_on_signals()
     warning = java.java_home_warning()
     if warning:
         errors.print(f"[yellow]warning[/] {warning}", highlight=False, soft_wrap=True)
@@ -250,7 +250,7 @@ def demo(
 
     if screenshots is not None:
         find_chromium()  # before a minute is spent
-    _stop_on_signals()
+    stop_on_signals()
     stack = Stack(user_settings(), report=_say)
     try:
         outcome = perform(stack, console, keep=keep, sizes=SMALL if small else None, pictures=screenshots)
@@ -328,8 +328,8 @@ def _say(part: str, news: str) -> None:
     console.print(f"  {part:<15} {news}", highlight=False)
 
 
-def _stop_on_signals() -> None:
-    """SIGTERM ends a start as cleanly as Ctrl-C. SIGINT is set too: a background shell starts us with it ignored."""
+def stop_on_signals() -> None:
+    """SIGTERM ends a command as cleanly as Ctrl-C. SIGINT is set too: a background shell starts us with it ignored."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _as_interrupt)
 

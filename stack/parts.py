@@ -366,7 +366,8 @@ def _tool(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-def _dagster_prepare(site: Site) -> None:
+def prepare_dagster(site: Site) -> None:
+    """Put our `dagster.yaml` where Dagster looks for it: without one it would keep its own files, and not say so."""
     shutil.copyfile(PROJECT_ROOT / "dagster.yaml", site.home.dagster / "dagster.yaml")
 
 
@@ -458,7 +459,7 @@ PARTS = (
         listener="dagster_code",
         scheme="grpc",
         needs=("postgres",),
-        prepare=_dagster_prepare,
+        prepare=prepare_dagster,
         command=_code_command,
     ),
     Part(

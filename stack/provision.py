@@ -10,17 +10,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from lockstep.kernel.errors import Terminal
-from lockstep.kernel.settings import PROJECT_ROOT
+from lockstep.kernel.settings import PROJECT_ROOT, Settings
+from lockstep.windows.model import BUCKET as RAW_BUCKET
 from stack.environment import DATABASES, LOOPBACK
 from stack.health import aws_client
-from stack.parts import Site
+from stack.parts import Site, prepare_dagster
 
 DAY = 24 * 3600
 
@@ -62,7 +63,7 @@ class Table:
 
 def buckets(site: Site) -> tuple[str, ...]:
     """The buckets of the platform."""
-    return (site.settings.lake_bucket, "raw-ddapi", site.settings.exports_bucket, site.settings.ticks_bucket)
+    return (site.settings.lake_bucket, RAW_BUCKET, site.settings.exports_bucket, site.settings.ticks_bucket)
 
 
 # A dead-letter queue keeps the original enqueue time, so it must retain for longer than its source.
@@ -98,9 +99,21 @@ def _postgres(site: Site) -> None:
             if database not in present:
                 with suppress(psycopg.errors.DuplicateDatabase):  # another starter was quicker
                     connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(database)))
+    for package, variable in migrations(site.settings):
+        migrate(site.environment[variable], package)
+
+
+def migrations(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Which package's tables are made where.
+
+    A source of the user's own is only ever read: it has its own `export_rows`, and a role that may write nothing. A
+    Redshift sink makes its control tables itself.
+    """
     for package, variable in MIGRATIONS:
-        if variable != "LOCKSTEP_WAREHOUSE_DSN" or site.settings.warehouse_dialect == "postgres":
-            migrate(site.environment[variable], package)  # a Redshift sink makes its control tables itself
+        own_source = variable == "LOCKSTEP_SOURCE_DSN" and settings.source_dsn is not None
+        redshift = variable == "LOCKSTEP_WAREHOUSE_DSN" and settings.warehouse_dialect != "postgres"
+        if not (own_source or redshift):
+            yield package, variable
 
 
 def _s3(site: Site) -> None:
@@ -191,13 +204,16 @@ def _ensure_ttl(client: Any, table: Table) -> None:
 
 def _dagster(site: Site) -> None:
     """Create Dagster's own tables once, before webserver and daemon race for it, and limit every lane."""
+    prepare_dagster(site)
+    external = site.settings.external("postgres")  # then Dagster's database may be on another server than the state's
+    given = {name: value for name, value in os.environ.items() if external and name.startswith("DAGSTER_PG_")}
     script = (
         "import dagster as dg\nfrom jobs.lanes import set_pool_limits\n"
         "with dg.DagsterInstance.get() as instance:\n    set_pool_limits(instance)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env=os.environ | dict(site.environment),
+        env=os.environ | dict(site.environment) | given,
         cwd=PROJECT_ROOT,
         capture_output=True,
         text=True,

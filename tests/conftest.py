@@ -1,7 +1,7 @@
 """Shared fixtures: one embedded stack per test run, and fresh databases, queues and buckets on it.
 
 The stack of the tests has its own home and ports, so tests run beside a stack that is up. Every worker asks for it; the
-first one starts it; the last process of the run stops it.
+first one starts it. A run stops it at its end, unless another run of the same tree still uses it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pytest
 from lockstep.kernel.logs import get_logger
 from lockstep.kernel.settings import PROJECT_ROOT, load_settings
 from tests.databases import fresh_database
+from tests.sharing import Users
 
 if TYPE_CHECKING:
     from stack.lifecycle import Stack
@@ -30,6 +31,7 @@ CLUSTERED = os.environ.get("LOCKSTEP_TEST_SPARK_CLUSTER", "") not in ("", "0", "
 _DEFAULT_HOME = PROJECT_ROOT / (".lockstep-test-cluster" if CLUSTERED else ".lockstep-test")
 TEST_HOME = Path(os.environ.get("LOCKSTEP_TEST_HOME", _DEFAULT_HOME))
 DATA_PARTS = ["postgres", "dynamodb", "sqs", "s3", "spark"]
+_USERS = Users(TEST_HOME.with_name(TEST_HOME.name + ".users"))
 
 # The user's own settings must not steer the tests.
 for _name in [name for name in os.environ if name.startswith(("LOCKSTEP_", "AWS_", "DAGSTER_", "PG"))]:
@@ -59,11 +61,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--keep-stack", action="store_true", help="do not stop the embedded stack at the end")
 
 
+@pytest.hookimpl(trylast=True)  # when the workers have ended
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """The controlling process stops the stack; workers never do."""
+    """The controlling process stops the stack; workers never do. One that another run uses is left to that run."""
     is_worker = hasattr(session.config, "workerinput")
     if not is_worker and not session.config.getoption("--keep-stack"):
-        _test_stack().down()
+        with _USERS.leave() as last:
+            if last:
+                _test_stack().down()
 
 
 def _test_stack() -> Stack:
@@ -93,7 +98,7 @@ def _up(parts: list[str] | None) -> Stack:
     from filelock import FileLock
 
     running = _test_stack()
-    TEST_HOME.parent.mkdir(parents=True, exist_ok=True)
+    _USERS.join()
     with FileLock(str(TEST_HOME) + ".lock", timeout=600):
         try:
             running.running()

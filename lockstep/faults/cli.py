@@ -114,7 +114,9 @@ def run(
 ) -> None:
     """Real services and workers on a stack of their own, clients that write, a nemesis, and then the checker."""
     from lockstep.faults.lab import run_lab  # loads the pipelines and the stack
+    from stack.cli import stop_on_signals
 
+    stop_on_signals()
     report, history = run_lab(
         seed, minutes, home=home, ticks=ticks, say=lambda news: console.print(news, highlight=False)
     )

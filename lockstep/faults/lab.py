@@ -2,7 +2,7 @@
 
 What belongs here: building the place, running it, waiting until it is calm, reading the final stores. What does not:
 faults (nemesis.py, proxy.py), clients (clients.py), workers (hand.py), judgement (checker.py). Services and workers
-reach PostgreSQL, SQS, S3 and DynamoDB only through toxic doors, and clients reach the services through such doors too.
+reach every part, Spark and the vendor included, only through toxic doors, and clients reach the services so too.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ _DOORS = {
     "s3": ("AWS_ENDPOINT_URL_S3",),
     "sqs": ("AWS_ENDPOINT_URL_SQS",),
     "dynamodb": ("AWS_ENDPOINT_URL_DYNAMODB", "AWS_ENDPOINT_URL_DYNAMODB_STREAMS"),
+    "spark": ("LOCKSTEP_SPARK_REMOTE",),
 }
 # Longer than the leases of 30 s (a chunk), 35 s (a start), 60 s (a lane of windows or silver), 15 s (one of ingest).
 _PAUSES = {"exports": 36.0, "windows": 66.0, "silver": 66.0, "readiness": 42.0, "service": 20.0}
@@ -186,6 +187,7 @@ class Lab:
                 command = [sys.executable, "-m", "lockstep.faults.hand", kind]
                 self._child(f"{kind} worker {number}", command, environment, kind)
         self._open_lanes()
+        self._move_the_vendor()
         for child in self.children:
             child.revive()
         doors = {name: self._door(f"{name} service", LOOPBACK, port) for name, port in ports.items()}
@@ -201,6 +203,8 @@ class Lab:
             **self.site.environment,
         }
         for name, variables in _DOORS.items():
+            if name == "spark" and not self.ticks:
+                continue
             address = urlsplit(self.site.environment[variables[0]])
             door = self._door(name, str(address.hostname), int(address.port or 0))
             for variable in variables:
@@ -229,6 +233,16 @@ class Lab:
         with self._windows() as (_, worker):
             for vault in self.stack.settings.vault_ids:
                 worker.store.open_lane(vault, 1, ORIGIN, "fault lab")
+
+    def _move_the_vendor(self) -> None:
+        """Behind a door: workers find its address in the registry. The next start of the part puts it back."""
+        from lockstep.vaults.registry import VaultRegistry
+
+        door = self._door("vault", LOOPBACK, self.site.ports["vault"])
+        with self._sql("LOCKSTEP_POSTGRES_DSN") as state:
+            registry = VaultRegistry(state)
+            for one in registry.vaults():
+                registry.add(one.id, _through(one.url, door.port), actor="fault lab")
 
     def _wait_for(self, url: str, name: str) -> None:
         deadline = time.monotonic() + 120

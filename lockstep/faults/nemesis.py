@@ -28,7 +28,7 @@ _STOP_SECONDS = 20.0
 
 @dataclass
 class Child:
-    """A process of the lab: a service or a worker. `revive` starts it again if it died.
+    """A process of the lab: a service or a worker. `revive` starts it again if it died, until it was ended.
 
     `has_clock`: its wall clock can be made to jump (hand.py). `jumped`: the signals that did so and were not undone.
     """
@@ -42,15 +42,18 @@ class Child:
     starts: int = 0
     has_clock: bool = False
     jumped: list[signal.Signals] = field(default_factory=list)
+    _ended: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def revive(self) -> bool:
         """Start it if it does not run. True if it was started."""
-        if self.process is not None and self.process.poll() is None:
-            return False
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command, env=dict(self.environment), stdout=log, stderr=log, start_new_session=True
-            )
+        with self._lock:
+            if self._ended or (self.process is not None and self.process.poll() is None):
+                return False
+            with self.log.open("ab") as log:
+                self.process = subprocess.Popen(
+                    self.command, env=dict(self.environment), stdout=log, stderr=log, start_new_session=True
+                )
         self.starts += 1
         self.jumped.clear()  # a new process has the machine's clock
         return True
@@ -77,7 +80,9 @@ class Child:
         self.jumped.clear()
 
     def end(self) -> None:
-        """End it, in good order if it can."""
+        """End it for good, in good order if it can: a nemesis that calms down meanwhile must not start it again."""
+        with self._lock:
+            self._ended = True
         self.send(signal.SIGCONT)
         self.send(signal.SIGTERM)
         if self.process is None:

@@ -251,14 +251,6 @@ class World:
                 self.unexpected.append(actor.error)
         self._actors.clear()
 
-    def run_one(self, name: str, body: Callable[[Actor], Any]) -> Any:
-        """One process from its beginning to its end, alone. Its error is raised, unless it died."""
-        actor = self.start(name, body)
-        self.run()
-        if actor.error is not None and not isinstance(actor.error, CrashInjected):
-            raise actor.error
-        return actor.result
-
     def call(self, actor: Actor, step: str, action: Callable[[], T], lost: Callable[[str], Exception]) -> T:
         """One call of a part by an actor: the only place where anything goes wrong.
 

@@ -20,7 +20,6 @@ from lockstep.readiness.model import (
     TraitStatus,
 )
 
-ALL_REQUIRED = "all-required-pass"
 MAJORITY = "majority-pass"
 
 MISSING = TraitStatus.STALE, "no result is stored"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from lockstep.kernel.errors import InvalidInput, Terminal
@@ -54,12 +54,6 @@ class Table:
     def by_name(self) -> dict[str, Column]:
         """The columns, found by name."""
         return {column.name: column for column in self.columns}
-
-    def with_columns(self, extra: Iterable[Column]) -> Table:
-        """The table with columns added that it lacks; what it has stays as it is."""
-        known = self.by_name
-        added = {column.name: column for column in extra if column.name not in known}
-        return replace(self, columns=(*self.columns, *added.values())) if added else self
 
 
 # Keys other than `id`; the vendor documents them by name.

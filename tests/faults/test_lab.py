@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lockstep.faults.checker import Promise
@@ -18,17 +20,42 @@ pytestmark = [pytest.mark.long, pytest.mark.serial]
 PATIENCE_SECONDS = 900
 
 
+def _words(*options: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("lockstep")), "faults", "run", "--seed", "7", "--no-ticks", *options]
+
+
+def _environment(home: Path) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "AWS_"))}
+    return own | {"LOCKSTEP_HOME": str(home), "PYTHONUNBUFFERED": "1"}
+
+
+def test_a_lab_that_is_told_to_end_takes_everything_with_it(tmp_path: Path):
+    """Guards SIGTERM, as a CI that gives up sends it: services and workers of the lab have sessions of their own."""
+    home = tmp_path / "home"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(_words("--minutes", "5"), cwd=PROJECT_ROOT, env=_environment(home), **pipes) as lab:
+        assert any("clients write and faults happen" in line for line in lab.stdout)
+        lab.send_signal(signal.SIGTERM)
+        lab.communicate(timeout=PATIENCE_SECONDS)
+    assert lab.returncode == 130
+    assert not (home / "faults-7").exists()
+    assert [process for process in psutil.process_iter() if _home_of(process).startswith(str(home))] == []
+
+
+def _home_of(process: psutil.Process) -> str:
+    try:
+        return process.environ().get("LOCKSTEP_HOME", "")
+    except psutil.Error:
+        return ""
+
+
 def test_a_minute_of_faults_breaks_no_promise_and_leaves_nothing_behind(tmp_path: Path):
     """Ticks are left to longer runs: their Spark would take most of the minute on two cores."""
     report = tmp_path / "report.json"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "AWS_"))}
     done = subprocess.run(
-        [
-            str(Path(sys.executable).with_name("lockstep")),
-            *("faults", "run", "--seed", "7", "--minutes", "1", "--no-ticks", "--json", str(report)),
-        ],
+        _words("--minutes", "1", "--json", str(report)),
         cwd=PROJECT_ROOT,
-        env=environment | {"LOCKSTEP_HOME": str(tmp_path / "home")},
+        env=_environment(tmp_path / "home"),
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,

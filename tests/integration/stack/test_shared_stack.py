@@ -10,10 +10,12 @@ import httpx
 import psutil
 import psycopg
 import pytest
+from pydantic import SecretStr
 
 from stack import orphans, provision
+from stack.environment import environment
 from stack.lifecycle import Stack
-from stack.parts import PARTS
+from stack.parts import PARTS, Site
 from tests.integration.stack.test_small_stack import lockstep
 
 pytestmark = [pytest.mark.stack, pytest.mark.platform]
@@ -53,6 +55,17 @@ def test_nothing_listens_beyond_loopback(stack: Stack) -> None:
         if connection.laddr.ip not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
     ]
     assert open_to_others == []
+
+
+def test_a_source_of_the_user_s_own_is_only_read(stack: Stack, database: str) -> None:
+    """Guards a start that put the demo's function into whatever database `LOCKSTEP_SOURCE_DSN` named."""
+    settings = stack.settings.model_copy(update={"source_dsn": SecretStr(database)})
+    site = stack.site()
+    provision.provision("postgres", Site(settings, site.home, site.ports, environment(settings, site.home, site.ports)))
+    with psycopg.connect(database) as connection:
+        found = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname IN ('demo', 'kernel')").fetchall()
+        assert found == []
+        assert connection.execute("SELECT to_regproc('public.export_rows')").fetchone() == (None,)
 
 
 def _listeners(process: psutil.Process) -> list[Any]:

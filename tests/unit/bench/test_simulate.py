@@ -143,3 +143,7 @@ def test_the_command_prints_and_writes_what_it_found(tmp_path: Path):
     assert [row["load"] for row in found["rows"]] == [load.name for load in sim.loads(Size(hours=1), sim.costs())]
     assert found["costs"]["run_start"]["seconds"] == 8.0
     assert all(row["slots"] >= 1 for row in found["rows"])
+    assert [row["runs_a_day"] is None for row in found["rows"]] == [False, False, True, True, False], (
+        "only runs are runs"
+    )
+    assert [row["within_seconds"] for row in found["rows"]] == [900, 900, 600, 60, 900]

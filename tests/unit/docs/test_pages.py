@@ -47,11 +47,31 @@ def test_every_command_and_option_exists(page: Path, program: click.Command):
     assert wrong == []
 
 
-def _exists(command: click.Command, line: str) -> bool:
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_command_lacks_an_option_that_it_needs(page: Path, program: click.Command):
+    """Guards a line that is copied and refused. A command without a further word is only named."""
+    wrong = [line for line in commands(page) if _lacks(program, line)]
+    assert wrong == []
+
+
+def _lacks(command: click.Command, line: str) -> set[str]:
+    words = _words(line)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
+    given = {word.split("=")[0] for word in words}
+    needed = [one for one in command.params if one.required and not one.envvar and one.param_type_name == "option"]
+    return {one.opts[-1] for one in needed if not given.intersection(one.opts)} if words else set()
+
+
+def _words(line: str) -> list[str]:
     try:
-        words = shlex.split(line.replace("…", "x"), posix=True)[1:]
+        return shlex.split(line.replace("…", "x"), posix=True)[1:]
     except ValueError:  # prose with an apostrophe
-        words = line.split()[1:]
+        return line.split()[1:]
+
+
+def _exists(command: click.Command, line: str) -> bool:
+    words = _words(line)
     while words and hasattr(command, "commands") and not words[0].startswith("-"):
         name = words.pop(0).rstrip(",.:")
         choices = name.split("|")

@@ -45,6 +45,15 @@ def _nemesis(child: Child, **more: object) -> Nemesis:
     return Nemesis(1, [child], [proxy], lambda part: None, ["postgres"], more.pop("deeds", {}))  # type: ignore[arg-type]
 
 
+def test_a_child_that_was_ended_stays_so_when_the_nemesis_calms_down(child: Child):
+    """Guards a lab that was interrupted: the nemesis undid its deeds after the end, and left a process behind."""
+    child.end()
+    _nemesis(child).calm()
+    assert child.process is not None
+    assert child.process.poll() is not None
+    assert child.starts == 1
+
+
 def test_a_killed_child_is_started_again(child: Child):
     assert not child.revive(), "it runs already"
     assert child.send(signal.SIGKILL)

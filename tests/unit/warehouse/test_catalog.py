@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.kernel.errors import InvalidInput, Terminal
 from lockstep.warehouse.catalog import object_name, read_metadata, wanted_table
-from lockstep.warehouse.model import Column, ColumnType, Table, key_of, short_name, vault_schema
+from lockstep.warehouse.model import Column, ColumnType, key_of, short_name, vault_schema
 
 METADATA = """modified_date,extract,extract_label,column_name,column_label,type,length,related_extract,formula
 ,Object.study__v,Study,id,Id,Number,20,,
@@ -89,12 +89,6 @@ def test_picklists_and_metadata_have_keys_of_several_columns():
 @pytest.mark.parametrize("extract", ["Object.study__v", "study__v", "Object.study__v_deletes"])
 def test_an_extract_is_known_by_its_object(extract: str):
     assert object_name(extract) == "study__v"
-
-
-def test_a_table_only_ever_gains_columns():
-    table = Table("t", (Column("id"), Column("n", ColumnType.NUMBER)))
-    wider = table.with_columns([Column("n"), Column("m")])
-    assert wider.columns == (Column("id"), Column("n", ColumnType.NUMBER), Column("m"))
 
 
 def test_a_vault_id_that_no_schema_can_carry_is_refused():
