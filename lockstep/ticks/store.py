@@ -49,6 +49,9 @@ from lockstep.ticks.rules import InvalidManifest
 IN_FLIGHT_SECONDS = 2.0
 QUOTA_SECONDS = 60.0
 
+# Times that are kept or compared are the database's: a replica whose clock is wrong must not date a commit, nor forget
+# an upload before its time.
+_NOW = "SELECT clock_timestamp()"
 _COLUMNS = """t.project_id, t.tick_id, t.org_id, t.state, t.attempt, t.generation, t.created_at, t.updated_at,
        t.manifest, t.manifest_sha256, t.mode, t.dt, t.result, t.error, t.sequence, t.prev_tick_id, t.commits,
        t.outbox_ids, t.committed_at"""
@@ -223,6 +226,14 @@ class TickStore:
         self._source, self._limits, self._outbox = source, limits or Limits(), outbox or Outbox()
 
     # --- reading ---------------------------------------------------------------------------------------------------
+
+    def now(self) -> datetime:
+        """The time of the database, the same for every replica."""
+        with transaction(self._source, what="asking for the time") as connection:
+            row = connection.execute(_NOW).fetchone()
+        assert row is not None  # noqa: S101  # a SELECT without FROM has its row
+        moment: datetime = row[0]
+        return moment
 
     def find(self, project_id: str, tick_id: str) -> Tick | None:
         """One tick of a project, in whatever state."""

@@ -171,7 +171,7 @@ class Committer:
         with self._lane(tick.org_id) as (lease, heartbeat):
             begun = self._plant.store.begin_again(tick, manifest, lease, self._plant.leases)
             commits, _ = self._write(begun, heartbeat)
-            now = self._clock.now()
+            now = self._plant.store.now()
             row = messages.audit_row(
                 manifest,
                 commits[-1],
@@ -186,7 +186,7 @@ class Committer:
 
     def expire_uploads(self) -> int:
         """Forget uploads that were abandoned, and remove objects that nothing names. Returns how many ticks went."""
-        now = self._clock.now()
+        now = self._plant.store.now()
         expired = self._plant.store.expire(idle_for=timedelta(days=self._plant.limits.upload_days), now=now)
         for project_id, tick_id in expired:
             self._plant.parts.sweep(project_id, tick_id, keep=(), before=now)
@@ -217,7 +217,7 @@ class Committer:
         try:
             commits, strays = self._write(begun, heartbeat)
             crash_point("ticks.commit.before_transaction")
-            now = self._clock.now()
+            now = self._plant.store.now()
             rows = sum(commit.rows for commit in commits)
             result = messages.answer(begun.manifest, rows=rows, replaced=begun.replaced_rows, now=now)
             due = [

@@ -16,7 +16,7 @@ from lockstep.kernel.clock import SystemClock
 from lockstep.kernel.errors import Terminal
 from lockstep.kernel.ids import SystemIds
 from lockstep.ticks import bronze
-from lockstep.ticks.model import TickState
+from lockstep.ticks.model import TickState, spell
 from lockstep.ticks.parts import PartObjects, folder
 from lockstep.ticks.silver.operations import _forget_parts
 from tests.ticks_fixtures import new_tick_id, parquet, people, sha256, table
@@ -74,6 +74,35 @@ def test_a_tick_is_committed_announced_and_answered_for_ever(world: World, sende
         "bronze_db_etag": commit.etag,
         "emitted_at": body["committed_at"],
     }
+
+
+class _Wrong(SystemClock):
+    """The clock of a machine that is hours off."""
+
+    def __init__(self, by: timedelta) -> None:
+        self._by = by
+
+    def now(self) -> datetime:
+        return super().now() + self._by
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_a_replica_whose_clock_is_wrong_dates_nothing(world: World, sender: Sender, spark: Any, hours: int):
+    """Guards the order of commits and silver's lag: the answer, the row, the message and the ledger have one time."""
+    draft = sender.put_all(sender.draft(people(2)))
+    before = world.store.now()
+    with world.committer(spark, clock=_Wrong(timedelta(hours=hours))) as committer:
+        result = committer.finalize(sender.project, draft.tick_id, draft.manifest).result
+        again = committer.reingest(sender.secret.project_id, draft.tick_id)
+    after = world.store.now()
+    tick = sender.tick(draft.tick_id)
+    assert tick.committed_at is not None
+    assert before <= tick.committed_at <= again.updated_at <= after
+    (_, row, _), (_, message, _), *_ = world.sent(draft.tick_id)
+    assert result["committed_at"] == row["attributes"]["committed_at"] == message["emitted_at"]
+    assert result["committed_at"] == spell(tick.committed_at)
+    kept = timedelta(seconds=row["attributes"]["expires_at"] - tick.committed_at.timestamp())
+    assert timedelta(days=30, seconds=-2) < kept <= timedelta(days=30)
 
 
 def test_several_tables_are_one_tick(world: World, sender: Sender, spark: Any):

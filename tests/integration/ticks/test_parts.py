@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from lockstep.kernel.clock import SystemClock
 from lockstep.ticks.model import Limits
 from lockstep.ticks.projects import Keyring, ProjectStore
 from resources import ticks as resources_ticks
@@ -301,6 +302,22 @@ def test_abandoned_uploads_are_forgotten_and_their_objects_too(tight: World, spa
     assert tight.store.find(sender.secret.project_id, draft.tick_id) is None
     assert tight.objects(f"parts/{sender.secret.project_id}/") == []
     assert len(tight.objects(f"parts/{fresh.secret.project_id}/")) == 1
+
+
+class _Ahead(SystemClock):
+    """The clock of a machine that is a month ahead."""
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(days=30)
+
+
+def test_a_replica_whose_clock_runs_ahead_forgets_no_upload(tight: World, spark: Any):
+    sender = tight.sender()
+    draft = sender.put_all(sender.draft(BODY))
+    with tight.committer(spark, clock=_Ahead()) as committer:
+        committer.expire_uploads()
+    assert sender.get(draft.tick_id).status_code == 200
+    assert len(tight.objects(f"parts/{sender.secret.project_id}/")) == 1
 
 
 def test_too_many_requests_at_once_are_429(stack: Any):
