@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lockstep.kernel.clock import Clock, SystemClock
@@ -189,13 +189,16 @@ class Committer:
         now = self._plant.store.now()
         expired = self._plant.store.expire(idle_for=timedelta(days=self._plant.limits.upload_days), now=now)
         for project_id, tick_id in expired:
-            self._plant.parts.sweep(project_id, tick_id, keep=(), before=now)
+            self._sweep(project_id, tick_id, before=now)
         hour = timedelta(hours=1)
         for project_id, tick_id in self._plant.store.settled(now - 2 * hour, now - hour):
-            kept = self._plant.store.parts(project_id, tick_id)
-            named = [part.object_key for part in kept.values()]
-            self._plant.parts.sweep(project_id, tick_id, keep=named, before=now - hour)
+            self._sweep(project_id, tick_id, before=now - hour)
         return len(expired)
+
+    def _sweep(self, project_id: str, tick_id: str, *, before: datetime) -> None:
+        """Remove what no part names. Asked now: an agent may have begun a forgotten tick anew meanwhile."""
+        named = [part.object_key for part in self._plant.store.parts(project_id, tick_id).values()]
+        self._plant.parts.sweep(project_id, tick_id, keep=named, before=before)
 
     def _read(self, project: Project, tick_id: str, body: Any) -> Manifest:
         try:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -318,6 +319,34 @@ def test_a_replica_whose_clock_runs_ahead_forgets_no_upload(tight: World, spark:
         committer.expire_uploads()
     assert sender.get(draft.tick_id).status_code == 200
     assert len(tight.objects(f"parts/{sender.secret.project_id}/")) == 1
+
+
+def test_an_upload_that_is_begun_anew_while_it_is_forgotten_keeps_its_new_objects(tight: World, spark: Any):
+    """Guards a part that is recorded: without its object no finalize could ever succeed, and no PUT would mend it."""
+    sender = tight.sender()
+    old = sender.put_all(sender.draft(BODY))
+    tight.ask("UPDATE ticks.tick SET updated_at = now() - interval '30 days' WHERE tick_id = %s", old.tick_id)
+    with tight.committer(spark) as committer:
+        real = committer._plant.store.expire
+
+        def forget_then_begin_anew(**more: Any) -> list[tuple[str, str]]:
+            gone = real(**more)
+            assert sender.put(old.tick_id, 0, OTHER).status_code == 202
+            key = sender.world.ask("SELECT object_key FROM ticks.part WHERE tick_id = %s", old.tick_id)[0][0]
+            assert key in tight.objects()
+            return gone
+
+        committer._plant.store.expire = forget_then_begin_anew  # type: ignore[method-assign]
+        committer._plant.parts.sweep = partial(_sweep_until_tomorrow, committer._plant.parts.sweep)  # type: ignore[method-assign]
+        committer.expire_uploads()
+    assert sender.get(old.tick_id).json()["parts_received"]["0"]["sha256"] == sha256(OTHER)
+    assert len(tight.objects(f"parts/{sender.secret.project_id}/{old.tick_id}/")) == 1
+
+
+def _sweep_until_tomorrow(sweep: Any, *names: str, keep: Any, before: datetime) -> int:
+    """As if S3's clock were behind: everything looks old."""
+    swept: int = sweep(*names, keep=keep, before=before + timedelta(days=1))
+    return swept
 
 
 def test_too_many_requests_at_once_are_429(stack: Any):
