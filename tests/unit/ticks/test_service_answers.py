@@ -8,11 +8,14 @@ import pytest
 from fastapi.testclient import TestClient
 
 from lockstep.kernel.errors import LockstepError, LostClaim
+from lockstep.ticks.errors import InFlight, NotYet
 from services import shell
 from services.ingest.contract import INGEST_PROBLEMS
 
 RAISED: dict[str, LockstepError] = {
     "overtaken": LostClaim("attempt 1 left no commit."),
+    "in flight": InFlight("the tick is being finalized.", unit="tick t", retry_after=2.0),
+    "not yet": NotYet("t1 is not committed.", unit="tick t2", waits_for="t1"),
 }
 
 
@@ -34,5 +37,16 @@ def test_an_agent_whose_finalize_was_overtaken_is_told_to_ask_again(client: Test
     """Guards the tick: 409 without a list of parts is an answer to which an agent can only stop and call a person."""
     answer = client.get("/fail/overtaken")
     assert (answer.status_code, answer.json()["type"]) == (503, "/problems/transient")
+    assert answer.json()["retryable"] is True
+    assert int(answer.headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("in flight", "/problems/in-flight"), ("not yet", "/problems/previous-tick-missing")]
+)
+def test_too_early_says_when_to_ask_again_and_that_it_helps(client: TestClient, name: str, kind: str):
+    """Guards agents that branch on `retryable`: with `false` they give up a tick that is about to be committed."""
+    answer = client.get(f"/fail/{name}")
+    assert (answer.status_code, answer.json()["type"]) == (425, kind)
     assert answer.json()["retryable"] is True
     assert int(answer.headers["retry-after"]) > 0
