@@ -7,14 +7,16 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from lockstep.kernel.errors import LockstepError, LostClaim
+from lockstep.kernel.errors import LockstepError, LostClaim, Terminal
 from lockstep.ticks.errors import InFlight, NotYet
+from resources.ticks import WarmSpark
 from services import shell
 from services.ingest.contract import INGEST_PROBLEMS
 
 RAISED: dict[str, LockstepError] = {
     "overtaken": LostClaim("attempt 1 left no commit."),
     "in flight": InFlight("the tick is being finalized.", unit="tick t", retry_after=2.0),
+    "broken": Terminal("NoSuchBucket: password=hunter2-secret", unit="parts/p/t"),
     "not yet": NotYet("t1 is not committed.", unit="tick t2", waits_for="t1"),
 }
 
@@ -50,3 +52,14 @@ def test_too_early_says_when_to_ask_again_and_that_it_helps(client: TestClient, 
     assert (answer.status_code, answer.json()["type"]) == (425, kind)
     assert answer.json()["retryable"] is True
     assert int(answer.headers["retry-after"]) > 0
+
+
+def test_what_the_platform_lacks_is_no_fault_of_the_tick(client: TestClient):
+    """Guards every agent at once: a lost key or bucket answered with 422 would stop all of them until a person came."""
+    answer = client.get("/fail/broken")
+    assert (answer.status_code, answer.json()["type"]) == (503, "/problems/transient")
+    assert answer.json()["retryable"] is True
+    assert int(answer.headers["retry-after"]) > 0
+    assert "hunter2" not in answer.text
+    with pytest.raises(Terminal, match="LOCKSTEP_SPARK_REMOTE"):
+        WarmSpark(None).session()
