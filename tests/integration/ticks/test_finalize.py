@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,8 @@ import pytest
 from lockstep.kernel.clock import SystemClock
 from lockstep.kernel.errors import Terminal
 from lockstep.kernel.ids import SystemIds
-from lockstep.ticks import bronze
-from lockstep.ticks.model import TickState, spell
+from lockstep.ticks import bronze, rules
+from lockstep.ticks.model import Limits, TickState, spell
 from lockstep.ticks.parts import PartObjects, folder
 from lockstep.ticks.silver.operations import _forget_parts
 from tests.ticks_fixtures import new_tick_id, parquet, people, sha256, table
@@ -190,6 +191,19 @@ def test_a_manifest_in_which_a_name_stands_twice_is_422_and_says_which(sender: S
     assert "'mode' more than once" in answer.json()["message"]
 
 
+def test_lower_limits_take_no_answer_back(world: World, sender: Sender, spark: Any):
+    """Guards the 200: an agent that asks once more after a new deployment must not be told that its tick is refused."""
+    draft = sender.put_all(sender.draft(people(1), people(2)))
+    first = sender.finalize(draft).json()
+    with world.committer(spark) as committer:
+        committer._plant = replace(committer._plant, limits=Limits(max_parts=1, max_tick_bytes=1))
+        assert committer.finalize(sender.project, draft.tick_id, draft.manifest).result == first
+        assert committer.reingest(sender.secret.project_id, draft.tick_id).generation == 2
+        late = sender.put_all(sender.draft(people(1), people(2)))
+        with pytest.raises(rules.InvalidManifest, match="at most"):
+            committer.finalize(sender.project, late.tick_id, late.manifest)
+
+
 def test_another_manifest_for_a_committed_tick_is_422_and_changes_nothing(world: World, sender: Sender):
     """Guards against a restored machine that sends other data under a used id."""
     draft = sender.send(people(2))
@@ -301,9 +315,6 @@ def test_a_second_copy_by_an_overtaken_attempt_is_removed_by_the_next_commit(wor
     draft = sender.send(people(4))
     tick = sender.tick(draft.tick_id)
     with world.plant(spark) as plant:
-        from lockstep.ticks import rules
-        from lockstep.ticks.model import Limits
-
         found = rules.parse_manifest(
             draft.manifest,
             org_id=sender.secret.org_id,
