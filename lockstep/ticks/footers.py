@@ -38,14 +38,17 @@ def read_footer(file: BinaryIO, size: int) -> Footer:
         )
         metadata, schema = opened.metadata, opened.schema_arrow
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise NotUsable(f"the footer cannot be read: {str(error).splitlines()[0][:200]}") from error
+        raise NotUsable(f"the footer cannot be read: {_line(error)}") from error
     if metadata.num_columns > MAX_COLUMNS or metadata.num_row_groups > MAX_ROW_GROUPS:
         raise NotUsable(f"{metadata.num_columns} columns in {metadata.num_row_groups} row groups are too many")
+    columns = tuple(Column(field.name, _type(field)) for field in schema)
+    if any("\x00" in text for column in columns for text in column):  # PostgreSQL, which keeps the footer, takes none
+        raise NotUsable("the name of a column holds a NUL")
     return Footer(
         rows=metadata.num_rows,
         uncompressed_bytes=_uncompressed(metadata),
         row_groups=metadata.num_row_groups,
-        columns=tuple(Column(field.name, _type(field)) for field in schema),
+        columns=columns,
     )
 
 
@@ -79,3 +82,8 @@ def _uncompressed(metadata: object) -> int:
 def _type(field: object) -> str:
     name = str(field.type)  # type: ignore[attr-defined]
     return types.from_arrow(name) or name[:100]
+
+
+def _line(error: Exception) -> str:
+    lines = str(error).replace("\x00", "").splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -181,6 +181,20 @@ def test_what_is_no_manifest_is_422(sender: Sender, body: bytes):
     assert (answer.status_code, answer.json()["error_class"]) == (422, "InvalidManifest")
 
 
+@pytest.mark.parametrize("note", ['"\\u0000"', '"\\ud800"', "1e999"])
+def test_a_manifest_that_the_database_cannot_keep_is_422_and_not_a_retry(sender: Sender, note: str):
+    draft = sender.put_all(sender.draft(people(1)))
+    body = json.dumps(draft.manifest).removesuffix("}") + f', "note": {note}}}'
+    answer = sender.http.post(sender.path(draft.tick_id, "finalize"), content=body, headers=sender.headers)
+    assert (answer.status_code, answer.json()["error_class"]) == (422, "InvalidManifest")
+
+
+def test_a_part_whose_column_cannot_be_named_is_stored_and_refused_by_its_finalize(sender: Sender):
+    draft = sender.put_all(sender.draft(parquet({"a\x00b": [1]})))
+    answer = sender.finalize(draft)
+    assert (answer.status_code, answer.json()["error_class"]) == (422, "UnreadablePart")
+
+
 def test_a_manifest_in_which_a_name_stands_twice_is_422_and_says_which(sender: Sender):
     """Guards against two readers of one manifest: whoever checked the first `mode` must not commit under the second."""
     draft = sender.draft(people(1))

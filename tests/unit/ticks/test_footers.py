@@ -76,3 +76,10 @@ def test_a_row_group_that_unpacks_to_gigabytes_is_refused(monkeypatch: pytest.Mo
 def test_a_codec_that_spark_cannot_read_is_refused():
     with pytest.raises(footers.NotUsable, match="BROTLI"):
         _read(parquet({"a": [1]}, compression="brotli"))
+
+
+def test_a_column_whose_name_cannot_be_kept_is_refused():
+    """Guards the PUT: the footer is kept in PostgreSQL, which takes no NUL, so the part could never be recorded."""
+    for body in (parquet({"a\x00b": [1]}), parquet({"s": pa.array([{"x\x00y": 1}])})):
+        with pytest.raises(footers.NotUsable, match="NUL"):
+            _read(body)
