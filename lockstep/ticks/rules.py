@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -397,6 +398,8 @@ def _contents(table: TableSpec, parts: Mapping[int, Part]) -> list[str]:
         if footer.rows != spec.rows:
             problems.append(f"{where}: has {footer.rows} rows, not {spec.rows}")
         stored = {column.name: column.type for column in footer.columns}
+        often = Counter(column.name for column in footer.columns)
+        problems += [f"{where}: has column {name} {often[name]} times" for name in declared if often[name] > 1]
         problems += [f"{where}: lacks column {name}" for name in declared if name not in stored]
         problems += [
             f"{where}: has a column {name[:80]!r} that is not declared" for name in stored if name not in declared

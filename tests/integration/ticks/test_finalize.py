@@ -292,6 +292,14 @@ def test_a_lying_manifest_is_refused_before_spark_reads_anything(sender: Sender)
     assert (wrong.status_code, wrong.json()["error_class"]) == (422, "SchemaMismatch")
 
 
+def test_a_part_that_has_a_column_twice_is_422_and_not_a_retry(sender: Sender):
+    """Guards the lane: Spark refuses such a file in words that say nothing of the tick, at every attempt."""
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array(["n"]), pa.array([2])], names=["id", "name", "id"])
+    answer = sender.finalize(sender.put_all(sender.draft(parquet(twice))))
+    assert (answer.status_code, answer.json()["error_class"]) == (422, "SchemaMismatch")
+    assert "id 2 times" in answer.json()["message"]
+
+
 def test_ten_thousand_parts_are_refused(sender: Sender):
     draft = sender.draft(people(1))
     one = draft.manifest["tables"][0]["parquets"][0]

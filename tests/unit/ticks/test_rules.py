@@ -169,6 +169,7 @@ def test_missing_and_other_bytes_are_told_apart():
         ((Column("id", "string"), Column("name", "string")), {}, "SchemaMismatch"),
         ((Column("id", "bigint"),), {}, "SchemaMismatch"),
         ((Column("id", "bigint"), Column("name", "string"), Column("x", "int")), {}, "SchemaMismatch"),
+        ((Column("id", "bigint"), Column("name", "string"), Column("id", "bigint")), {}, "SchemaMismatch"),
         ((Column("id", "bigint"), Column("name", "string")), {"bytes": 1}, "SchemaMismatch"),
         ((), {"footer": None, "problem": "it is no Parquet file"}, "UnreadablePart"),
     ],
