@@ -507,13 +507,14 @@ class TickStore:
         self, connection: Connection, project: Project, row: Sequence[Any] | None, size: int, *, replaced: Part | None
     ) -> None:
         count, held = (row[2], row[3]) if row else (0, 0)
+        more = size - (replaced.bytes if replaced else 0)
         if count + (0 if replaced else 1) > self._limits.max_parts:
             raise OverLimit(f"a tick has at most {self._limits.max_parts} parts.", unit=project.project_id)
-        if held + size > self._limits.max_tick_bytes:
+        if held + more > self._limits.max_tick_bytes:
             raise OverLimit(f"a tick has at most {self._limits.max_tick_bytes} bytes.", unit=project.project_id)
         ticks, open_bytes = connection.execute(_OPEN_OF_ORG, (project.org_id,)).fetchone() or (0, 0)
         opened = 0 if row else 1  # by the part that asks
-        if ticks + opened > self._limits.max_open_ticks or open_bytes + size > self._limits.max_open_bytes:
+        if ticks + opened > self._limits.max_open_ticks or open_bytes + more > self._limits.max_open_bytes:
             raise OverQuota(
                 f"an organisation may have {self._limits.max_open_ticks} open ticks and "
                 f"{self._limits.max_open_bytes} bytes in them.",

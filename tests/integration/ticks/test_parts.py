@@ -282,6 +282,16 @@ def test_limits_are_kept_before_anything_is_stored(tight: World):
     assert tight.sender().put("t", 0, BODY).status_code == 202, "another organisation is not concerned"
 
 
+def test_a_replaced_part_takes_no_more_room_than_it_adds(tight: World):
+    """Guards the mending of a full tick: the bytes that go make room for those that come."""
+    sender = tight.sender()
+    parts = [bytes([one]) * 12_000 for one in range(3)]
+    assert [sender.put("t", number, parts[number]).status_code for number in range(2)] == [202, 202]
+    assert sender.put("t", 2, parts[2]).status_code == 429, "30,000 bytes may be open"
+    assert sender.put("t", 1, parts[2], If_Match=f'"{sha256(parts[1])}"').status_code == 202
+    assert sender.put("t", 1, bytes(20_000), If_Match=f'"{sha256(parts[2])}"').status_code == 429
+
+
 def test_a_body_that_does_not_come_is_408_and_stores_nothing(tight: World):
     sender = tight.sender()
     line = _raw(tight, sender, len(BODY), BODY[:100])
