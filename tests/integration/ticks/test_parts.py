@@ -64,6 +64,20 @@ def test_other_bytes_are_never_taken_in_silence(world: World, sender: Sender):
     assert len(world.objects(f"parts/{sender.secret.project_id}/{tick}/")) == 1, "what nothing names is gone"
 
 
+def test_if_match_takes_what_rfc_9110_allows_and_refuses_the_rest_with_412(sender: Sender):
+    """Guards against a condition that cannot be read: taken for none, it would remove what nobody meant."""
+    tick = new_tick_id()
+    address = sender.path(tick, "parts", 0)
+    assert sender.put(tick, 0, BODY, If_Match="*").status_code == 412, "nothing is there"
+    sender.put(tick, 0, BODY)
+    for other in ('"v1"', f'W/"{sha256(BODY)}"', "", '"*"x'):
+        assert sender.put(tick, 0, OTHER, If_Match=other).status_code == 412, other
+        assert sender.http.delete(address, headers=sender.headers | {"If-Match": other}).status_code == 412, other
+    assert sender.put(tick, 0, OTHER, If_Match="*").status_code == 202
+    assert sender.put(tick, 0, BODY, If_Match=f'"v1", "{sha256(OTHER)}"').status_code == 202
+    assert sender.http.delete(address, headers=sender.headers | {"If-Match": "*"}).status_code == 200
+
+
 def test_a_deleted_tick_is_gone_with_its_parts(world: World, sender: Sender):
     draft = sender.put_all(sender.draft(BODY, OTHER))
     assert sender.http.delete(sender.path(draft.tick_id), headers=sender.headers).json() == {"removed": 2}
