@@ -201,6 +201,11 @@ class PartRefused(Terminal):
         )
         self.status_code, self.body = status_code, dict(body)
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the service got other bytes than it was promised: on the way, or because the file is another one."""
+        return str(self.body.get("type", "")).endswith(("/digest-mismatch", "/length-differs"))
+
 
 def _object(answer: httpx.Response) -> dict[str, Any]:
     try:

@@ -211,15 +211,17 @@ class Pager:
     def _write(self, pq: Any, rows: Any, table: str, target: Path, number: int) -> dict[str, Any]:
         path = target / _name(table, number)
         pq.write_table(rows, path, compression="zstd", store_schema=False)
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while chunk := file.read(1024 * 1024):
-                digest.update(chunk)
-        return {"file_seq": number, "sha256": digest.hexdigest(), "bytes": path.stat().st_size, "rows": rows.num_rows}
+        return {"file_seq": number, "sha256": sha256_of(path), "bytes": path.stat().st_size, "rows": rows.num_rows}
 
     def _today(self) -> str:
         now: datetime = self._clock.now()
         return f"{now:%Y%m%d}"
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _refuse_others(known: AgentTick, manifest: Mapping[str, Any]) -> None:

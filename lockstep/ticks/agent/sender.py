@@ -16,7 +16,7 @@ from lockstep.kernel.errors import LockstepError, Terminal, Transient
 from lockstep.kernel.logs import get_logger
 from lockstep.kernel.retry import RetryPolicy
 from lockstep.ticks.agent.client import IngestClient, PartRefused, TickFinalizeError
-from lockstep.ticks.agent.pages import Pager
+from lockstep.ticks.agent.pages import Pager, sha256_of
 from lockstep.ticks.agent.state import AgentStore, AgentTick, LocalPart, LocalState
 
 _ROUNDS = 5  # how often the service may ask for parts before a person should look
@@ -200,9 +200,11 @@ class Agent:
             self._patience.part.call(once, clock=self._clock)
         except PartRefused as error:
             # The service got it in an earlier try whose answer was lost: what is there is what was sent.
-            if error.status_code != HTTPStatus.PRECONDITION_FAILED:
-                raise
-            raise Transient("the part changed at the service meanwhile.", unit=error.unit) from error
+            if error.status_code == HTTPStatus.PRECONDITION_FAILED:
+                raise Transient("the part changed at the service meanwhile.", unit=error.unit) from error
+            if error.is_damaged and sha256_of(part.path) == part.sha256:
+                raise Transient("other bytes arrived than were sent.", unit=error.unit) from error
+            raise
         self._store.sent(tick_id, part.file_seq)
 
     def _chained(self, tick_id: str) -> dict[str, Any]:

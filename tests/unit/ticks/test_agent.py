@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import cast
 
+import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,7 +17,7 @@ from lockstep.kernel.errors import InvalidInput
 from lockstep.ticks import rules
 from lockstep.ticks.agent import Agent, AgentStore, LocalState, Pager, TickFinalizeError
 from lockstep.ticks.agent.cli import _round, default_work, retry
-from lockstep.ticks.agent.client import Throttle
+from lockstep.ticks.agent.client import IngestClient, Throttle
 from lockstep.ticks.agent.pages import Described
 from lockstep.ticks.agent.sender import Blocked, Idle, Next, next_tick
 from lockstep.ticks.agent.state import AgentTick
@@ -275,3 +276,40 @@ def test_other_files_under_a_known_id_are_refused_and_its_pages_stay(
     assert store.parts("t1") == before
     assert sha256(before[0].path.read_bytes()) == before[0].sha256
     assert [one.name for one in (tmp_path / ".agent" / "pages").iterdir()] == ["t1"]
+
+
+class _Damaging:
+    """A service behind a line that changes the first bytes that pass."""
+
+    def __init__(self) -> None:
+        self.puts = 0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "PUT":
+            self.puts += 1
+            if self.puts == 1 or sha256(request.read()) != request.headers["x-sha256"]:
+                return httpx.Response(400, json={"type": "/problems/digest-mismatch", "detail": "other bytes"})
+            return httpx.Response(202, json={"already_present": False})
+        if request.method == "POST":
+            return httpx.Response(200, json={"status": "committed"})
+        return httpx.Response(200, json={"head_tick_id": None})
+
+
+@pytest.mark.parametrize("where", ["on the way", "on the disk"])
+def test_a_part_that_was_damaged_on_the_way_is_put_again_and_one_on_the_disk_is_not(
+    pager: Pager, store: AgentStore, tmp_path: Path, where: str
+):
+    """Guards bad lines: `put it again` is what the service says, and it is no reason to call a person."""
+    _folder(tmp_path, "t1", {"orders": _rows(3)})
+    pager.collect(tmp_path)
+    if where == "on the disk":
+        store.parts("t1")[0].path.write_bytes(b"x")
+    line = _Damaging()
+    client = IngestClient(
+        "http://service", org_id="acme", project_id=PROJECT, api_secret="s", transport=httpx.MockTransport(line)
+    )
+    with client:
+        Agent(store, pager, client, parallel=1, clock=FakeClock()).send_all()
+    committed = where == "on the way"
+    assert store.ticks()[0].state is (LocalState.COMMITTED if committed else LocalState.FAILED_MANUAL)
+    assert line.puts == (2 if committed else 1)
