@@ -123,9 +123,10 @@ UPDATE ticks.tick SET state = 'committed', generation = 1, result = %(result)s, 
        prev_tick_id = %(prev)s, commits = %(commits)s, bronze_key = %(key)s, bronze_etag = %(etag)s,
        bronze_version = %(version)s, outbox_ids = %(outbox)s, committed_at = %(now)s, updated_at = %(now)s
  WHERE project_id = %(project)s AND tick_id = %(tick)s AND state = 'finalizing' AND attempt = %(attempt)s"""
+# The messages of the first commit stay the tick's: its answer waits for them too.
 _RECOMMIT = """
 UPDATE ticks.tick SET generation = generation + 1, commits = %(commits)s, bronze_key = %(key)s, bronze_etag = %(etag)s,
-       bronze_version = %(version)s, outbox_ids = %(outbox)s, updated_at = %(now)s
+       bronze_version = %(version)s, outbox_ids = outbox_ids || %(outbox)s::bigint[], updated_at = %(now)s
  WHERE project_id = %(project)s AND tick_id = %(tick)s AND state = 'committed' AND attempt = %(attempt)s
 RETURNING generation"""
 _ADVANCE = """
