@@ -397,7 +397,9 @@ def _part_headers(part: Part) -> dict[str, str]:
 
 
 def _tick_view(tick: Tick, parts: dict[int, Part], expires: timedelta) -> TickView:
-    difference = rules.compare_declared(tick.manifest, parts)
+    committed = tick.state is TickState.COMMITTED
+    # A committed tick lacks nothing, also when its parts were forgotten after their time.
+    difference = rules.compare_declared(None if committed else tick.manifest, parts)
     return TickView(
         tick_id=tick.tick_id,
         project_id=tick.project_id,
@@ -416,7 +418,7 @@ def _tick_view(tick: Tick, parts: dict[int, Part], expires: timedelta) -> TickVi
         created_at=spell(tick.created_at),
         updated_at=spell(tick.updated_at),
         committed_at=_instant(tick.committed_at),
-        expires_at=None if tick.state is TickState.COMMITTED else spell(tick.updated_at + expires),
+        expires_at=None if committed else spell(tick.updated_at + expires),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography.fernet import Fernet
@@ -14,10 +14,10 @@ from pydantic import SecretStr
 
 from lockstep.kernel.errors import InvalidInput, Terminal
 from lockstep.ticks.errors import InFlight
-from lockstep.ticks.model import Part
+from lockstep.ticks.model import Part, Tick, TickState
 from lockstep.ticks.projects import Keyring
 from services.ingest.body import announced_sha256
-from services.ingest.routes import matched
+from services.ingest.routes import _tick_view, matched
 from services.ingest.turns import Turns
 
 DIGEST = hashlib.sha256(b"x").digest()
@@ -131,3 +131,14 @@ def test_if_match_names_what_must_be_stored(if_match: str | None, wanted: str | 
     part = Part(0, "a" * 64, 1, "k", None, None, datetime(2026, 5, 7, tzinfo=UTC))
     assert matched(if_match, part) == wanted
     assert (matched(if_match, None) is None) == (if_match is None)
+
+
+def test_a_committed_tick_lacks_nothing_when_its_parts_are_forgotten():
+    """Guards agents that ask what is missing: parts of a tick that is committed cannot be put any more."""
+    now = datetime(2026, 5, 7, tzinfo=UTC)
+    declared = {"tables": [{"parquets": [{"file_seq": 0, "sha256": "a" * 64}]}]}
+    missing = {
+        state: _tick_view(Tick("p", "t", "o", state, 1, 1, now, now, manifest=declared), {}, timedelta(days=7)).missing
+        for state in (TickState.UPLOADING, TickState.COMMITTED)
+    }
+    assert missing == {TickState.UPLOADING: [0], TickState.COMMITTED: []}
