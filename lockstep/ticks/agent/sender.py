@@ -60,6 +60,10 @@ def next_tick(ticks: Iterable[AgentTick]) -> Next | Blocked | Idle:
     return Idle()
 
 
+class PageLost(Terminal):
+    """A page of the tick cannot be read from this disk any more; a retry makes it anew from the tick's folder."""
+
+
 class Agent:
     """Sends ticks in order, each until it is committed or a person must look."""
 
@@ -111,7 +115,7 @@ class Agent:
             self._patience.tick.call(lambda: self._attempt(tick_id), clock=self._clock)
         except TickFinalizeError as error:
             self._fail(tick_id, error)
-        except PartRefused as error:
+        except (PartRefused, PageLost) as error:
             self._fail(tick_id, error)
         except Transient as error:
             self._store.note(tick_id, str(error))
@@ -205,6 +209,8 @@ class Agent:
             if error.is_damaged and sha256_of(part.path) == part.sha256:
                 raise Transient("other bytes arrived than were sent.", unit=error.unit) from error
             raise
+        except OSError as error:
+            raise PageLost(f"a page cannot be read: {error}", unit=f"part {part.file_seq} of tick {tick_id}") from error
         self._store.sent(tick_id, part.file_seq)
 
     def _chained(self, tick_id: str) -> dict[str, Any]:

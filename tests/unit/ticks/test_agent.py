@@ -313,3 +313,22 @@ def test_a_part_that_was_damaged_on_the_way_is_put_again_and_one_on_the_disk_is_
     committed = where == "on the way"
     assert store.ticks()[0].state is (LocalState.COMMITTED if committed else LocalState.FAILED_MANUAL)
     assert line.puts == (2 if committed else 1)
+
+
+def test_a_page_that_is_gone_stops_its_tick_and_comes_back_from_the_folder(
+    pager: Pager, store: AgentStore, tmp_path: Path
+):
+    """Guards the daemon: it ended with a traceback, and so did every start after it."""
+    _folder(tmp_path, "t1", {"orders": _rows(3)})
+    pager.collect(tmp_path)
+    store.parts("t1")[0].path.unlink()
+    client = IngestClient(
+        "http://service", org_id="acme", project_id=PROJECT, api_secret="s", transport=httpx.MockTransport(_Damaging())
+    )
+    with client:
+        agent = Agent(store, pager, client, parallel=1, clock=FakeClock())
+        assert isinstance(agent.send_all(), Blocked)
+        assert "cannot be read" in (store.ticks()[0].error or "")
+        retry(tmp_path, "t1")
+        assert agent.send_all() == Idle()
+    assert store.ticks()[0].state is LocalState.COMMITTED
