@@ -159,6 +159,14 @@ def test_the_bandwidth_is_shared_and_kept():
     assert clock.monotonic() == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize("rate", [4_000, 10_000, 100_000, 10_000_000])
+def test_a_small_bandwidth_lets_no_part_stand_still(rate: float):
+    """Guards thin lines: a part that waits for its turn longer than the service does would be 408 at every attempt."""
+    most_parts = 64
+    assert most_parts * Throttle(rate).piece / rate < 30 / 2
+    assert Throttle(0).piece == Throttle(10**9).piece
+
+
 def test_a_finalize_error_says_what_to_do():
     conflict = TickFinalizeError(409, {"missing": [1], "mismatched_sha": [2]}, unit="t")
     assert (conflict.wants_parts, conflict.missing, conflict.mismatched_sha) == (True, [1], [2])
