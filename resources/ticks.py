@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from lockstep.kernel.deliver import DynamoDeliverer, SqsDeliverer
-from lockstep.kernel.errors import InvalidInput, Transient
+from lockstep.kernel.errors import InvalidInput, Terminal, Transient
 from lockstep.kernel.ids import SystemIds
 from lockstep.kernel.lease import LeaseStore
 from lockstep.kernel.postgres import Pool, on_connect
@@ -58,7 +58,7 @@ class WarmSpark:
         self._lock = threading.Lock()
 
     def session(self) -> SparkSession:
-        """The session. Raises `Transient` when no server answers."""
+        """The session. Raises `Transient` when no server answers, `Terminal` when none is named."""
         with self._lock:
             if self._session is None:
                 self._session = self._open()
@@ -82,7 +82,7 @@ class WarmSpark:
 
     def _open(self) -> SparkSession:
         if self._remote is None:
-            raise InvalidInput("LOCKSTEP_SPARK_REMOTE is not set.", next_step="start the stack, or set the address.")
+            raise Terminal("LOCKSTEP_SPARK_REMOTE is not set.", next_step="start the stack, or set the address.")
         _knock(self._remote)
         from pyspark.errors import PySparkException  # only processes that commit ticks pay for it
         from pyspark.sql import SparkSession

@@ -28,6 +28,7 @@ SCOPE_TRACE = "lockstep.trace"
 
 _RETRYABLE = {
     HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.TOO_EARLY,
     HTTPStatus.TOO_MANY_REQUESTS,
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
@@ -47,16 +48,20 @@ class InternalError(StatusProblem):
 
 
 def install_problems(app: FastAPI, further: Mapping[type[Exception], Handler] | None = None) -> ExceptionHandler:
-    """Answer every error of `app` with a problem. `further` adds a service's own errors, tried first."""
+    """Answer every error of `app` with a problem.
+
+    `further` holds a service's own errors, tried first, and its own answers to the common ones.
+    """
+    common: dict[type[Exception], Handler] = {
+        InvalidInput: _invalid_input,
+        Transient: _transient,
+        LostClaim: _lost_claim,
+        Terminal: _terminal,
+    }
     handler = new_exception_handler(
         unhandled_wrappers={"default": InternalError},
-        handlers={
-            **(further or {}),
-            InvalidInput: _invalid_input,
-            Transient: _transient,
-            LostClaim: _lost_claim,
-            Terminal: _terminal,
-        },
+        # The first that fits answers, so the service's own stand before the common ones, and once.
+        handlers={**(further or {}), **{kind: how for kind, how in common.items() if kind not in (further or {})}},
         post_hooks=[_complete],
         documentation_uri_template=TYPE_TEMPLATE,
         http_exception_handler=_http_error,

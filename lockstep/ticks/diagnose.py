@@ -59,5 +59,5 @@ def unreadable(s3: Any, bucket: str, key: str) -> str | None:
 
 
 def _line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+    lines = str(error).replace("\x00", "").strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__

@@ -285,6 +285,17 @@ class Limits:
     write_seconds: float = 300.0
 
 
+ANY_SIZE = Limits(
+    max_parts=10**9,
+    max_tables=10**9,
+    max_columns=10**9,
+    max_tick_bytes=2**62,
+    max_tick_rows=2**62,
+    max_uncompressed_bytes=2**62,
+)
+"""For what was accepted once: it is read again, whatever today's limits are."""
+
+
 def spell(moment: datetime) -> str:
     """An instant as the API and the message write it."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

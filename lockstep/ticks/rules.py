@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -36,6 +38,7 @@ SHA256_PATTERN = r"[0-9a-f]{64}"
 TABLE_PATTERN = r"[A-Za-z][A-Za-z0-9_]{0,62}"
 COLUMN_PATTERN = r"[A-Za-z_][A-Za-z0-9_]{0,126}"
 _MOST_PROBLEMS = 20
+_HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 _IDS = {
     "org_id": (re.compile(ORG_PATTERN, re.ASCII), "1 to 64 letters, digits, _ or -, starting with a letter or digit"),
@@ -129,11 +132,34 @@ def manifest_hash(body: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def is_storable(body: Any) -> bool:
+    """Whether PostgreSQL's jsonb takes this JSON. It knows no NUL and no half of a pair; an endless number is none."""
+    waiting = [body]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            waiting += [*one.keys(), *one.values()]
+        elif isinstance(one, list):
+            waiting += one
+        elif isinstance(one, str):
+            if "\x00" in one or _HALF_OF_A_PAIR.search(one):
+                return False
+        elif isinstance(one, float) and not math.isfinite(one):
+            return False
+    return True
+
+
 def parse_manifest(body: Any, *, org_id: str, project_id: str, tick_id: str, limits: Limits) -> Manifest:
     """Read a manifest that was posted for a tick. Raises `InvalidManifest` that lists what is wrong with it."""
     unit = f"tick {tick_id}"
     if not isinstance(body, dict):
         raise InvalidManifest("InvalidManifest", "the manifest is not a JSON object.", unit=unit)
+    if not is_storable(body):
+        raise InvalidManifest(
+            "InvalidManifest",
+            "the manifest holds a NUL, half a surrogate pair, or a number that is too large.",
+            unit=unit,
+        )
     problems = _header_problems(body, org_id=org_id, project_id=project_id, tick_id=tick_id)
     tables = body.get("tables")
     if not isinstance(tables, list) or not tables:
@@ -372,6 +398,8 @@ def _contents(table: TableSpec, parts: Mapping[int, Part]) -> list[str]:
         if footer.rows != spec.rows:
             problems.append(f"{where}: has {footer.rows} rows, not {spec.rows}")
         stored = {column.name: column.type for column in footer.columns}
+        often = Counter(column.name for column in footer.columns)
+        problems += [f"{where}: has column {name} {often[name]} times" for name in declared if often[name] > 1]
         problems += [f"{where}: lacks column {name}" for name in declared if name not in stored]
         problems += [
             f"{where}: has a column {name[:80]!r} that is not declared" for name in stored if name not in declared

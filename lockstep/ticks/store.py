@@ -49,6 +49,9 @@ from lockstep.ticks.rules import InvalidManifest
 IN_FLIGHT_SECONDS = 2.0
 QUOTA_SECONDS = 60.0
 
+# Times that are kept or compared are the database's: a replica whose clock is wrong must not date a commit, nor forget
+# an upload before its time.
+_NOW = "SELECT clock_timestamp()"
 _COLUMNS = """t.project_id, t.tick_id, t.org_id, t.state, t.attempt, t.generation, t.created_at, t.updated_at,
        t.manifest, t.manifest_sha256, t.mode, t.dt, t.result, t.error, t.sequence, t.prev_tick_id, t.commits,
        t.outbox_ids, t.committed_at"""
@@ -120,9 +123,10 @@ UPDATE ticks.tick SET state = 'committed', generation = 1, result = %(result)s, 
        prev_tick_id = %(prev)s, commits = %(commits)s, bronze_key = %(key)s, bronze_etag = %(etag)s,
        bronze_version = %(version)s, outbox_ids = %(outbox)s, committed_at = %(now)s, updated_at = %(now)s
  WHERE project_id = %(project)s AND tick_id = %(tick)s AND state = 'finalizing' AND attempt = %(attempt)s"""
+# The messages of the first commit stay the tick's: its answer waits for them too.
 _RECOMMIT = """
 UPDATE ticks.tick SET generation = generation + 1, commits = %(commits)s, bronze_key = %(key)s, bronze_etag = %(etag)s,
-       bronze_version = %(version)s, outbox_ids = %(outbox)s, updated_at = %(now)s
+       bronze_version = %(version)s, outbox_ids = outbox_ids || %(outbox)s::bigint[], updated_at = %(now)s
  WHERE project_id = %(project)s AND tick_id = %(tick)s AND state = 'committed' AND attempt = %(attempt)s
 RETURNING generation"""
 _ADVANCE = """
@@ -223,6 +227,14 @@ class TickStore:
         self._source, self._limits, self._outbox = source, limits or Limits(), outbox or Outbox()
 
     # --- reading ---------------------------------------------------------------------------------------------------
+
+    def now(self) -> datetime:
+        """The time of the database, the same for every replica."""
+        with transaction(self._source, what="asking for the time") as connection:
+            row = connection.execute(_NOW).fetchone()
+        assert row is not None  # noqa: S101  # a SELECT without FROM has its row
+        moment: datetime = row[0]
+        return moment
 
     def find(self, project_id: str, tick_id: str) -> Tick | None:
         """One tick of a project, in whatever state."""
@@ -496,13 +508,14 @@ class TickStore:
         self, connection: Connection, project: Project, row: Sequence[Any] | None, size: int, *, replaced: Part | None
     ) -> None:
         count, held = (row[2], row[3]) if row else (0, 0)
+        more = size - (replaced.bytes if replaced else 0)
         if count + (0 if replaced else 1) > self._limits.max_parts:
             raise OverLimit(f"a tick has at most {self._limits.max_parts} parts.", unit=project.project_id)
-        if held + size > self._limits.max_tick_bytes:
+        if held + more > self._limits.max_tick_bytes:
             raise OverLimit(f"a tick has at most {self._limits.max_tick_bytes} bytes.", unit=project.project_id)
         ticks, open_bytes = connection.execute(_OPEN_OF_ORG, (project.org_id,)).fetchone() or (0, 0)
         opened = 0 if row else 1  # by the part that asks
-        if ticks + opened > self._limits.max_open_ticks or open_bytes + size > self._limits.max_open_bytes:
+        if ticks + opened > self._limits.max_open_ticks or open_bytes + more > self._limits.max_open_bytes:
             raise OverQuota(
                 f"an organisation may have {self._limits.max_open_ticks} open ticks and "
                 f"{self._limits.max_open_bytes} bytes in them.",

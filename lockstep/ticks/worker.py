@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lockstep.kernel.clock import Clock, SystemClock
@@ -27,7 +27,7 @@ from lockstep.kernel.relay import Relay
 from lockstep.ticks import bronze, messages, rules
 from lockstep.ticks.diagnose import explain_failure
 from lockstep.ticks.errors import InFlight, NoSuch, Undelivered
-from lockstep.ticks.model import Limits, Manifest, Project, TableCommit, TableSpec, Tick, TickState
+from lockstep.ticks.model import ANY_SIZE, Limits, Manifest, Project, TableCommit, TableSpec, Tick, TickState
 from lockstep.ticks.parts import PartObjects
 from lockstep.ticks.rules import InvalidManifest
 from lockstep.ticks.store import Begun, Done, TickStore, lane_of, other_manifest
@@ -127,12 +127,14 @@ class Committer:
             InFlight, NotYet, Undelivered: Ask again later.
             Transient: A part of the platform is away; nothing was acknowledged.
         """
-        manifest = self._read(project, tick_id, body)
         known = self._plant.store.find(project.project_id, tick_id)
         if known is not None and known.state is TickState.COMMITTED:
+            # The first answer is for ever: it is not judged again by limits that are lower today.
+            manifest = _parse(project, tick_id, body, ANY_SIZE)
             if known.manifest_sha256 != manifest.sha256:
                 raise other_manifest(tick_id)
             return self._replay(known)
+        manifest = self._read(project, tick_id, body)
         try:
             with self._lane(project.org_id) as (lease, heartbeat):
                 begun = self._plant.store.begin(project, manifest, lease, self._plant.leases)
@@ -166,12 +168,12 @@ class Committer:
         if tick is None or tick.state is not TickState.COMMITTED or tick.manifest is None:
             raise NoSuch("there is no such committed tick.", unit=f"tick {tick_id}")
         manifest = rules.parse_manifest(
-            dict(tick.manifest), org_id=tick.org_id, project_id=project_id, tick_id=tick_id, limits=self._plant.limits
+            dict(tick.manifest), org_id=tick.org_id, project_id=project_id, tick_id=tick_id, limits=ANY_SIZE
         )
         with self._lane(tick.org_id) as (lease, heartbeat):
             begun = self._plant.store.begin_again(tick, manifest, lease, self._plant.leases)
             commits, _ = self._write(begun, heartbeat)
-            now = self._clock.now()
+            now = self._plant.store.now()
             row = messages.audit_row(
                 manifest,
                 commits[-1],
@@ -186,26 +188,23 @@ class Committer:
 
     def expire_uploads(self) -> int:
         """Forget uploads that were abandoned, and remove objects that nothing names. Returns how many ticks went."""
-        now = self._clock.now()
+        now = self._plant.store.now()
         expired = self._plant.store.expire(idle_for=timedelta(days=self._plant.limits.upload_days), now=now)
         for project_id, tick_id in expired:
-            self._plant.parts.sweep(project_id, tick_id, keep=(), before=now)
+            self._sweep(project_id, tick_id, before=now)
         hour = timedelta(hours=1)
         for project_id, tick_id in self._plant.store.settled(now - 2 * hour, now - hour):
-            kept = self._plant.store.parts(project_id, tick_id)
-            named = [part.object_key for part in kept.values()]
-            self._plant.parts.sweep(project_id, tick_id, keep=named, before=now - hour)
+            self._sweep(project_id, tick_id, before=now - hour)
         return len(expired)
+
+    def _sweep(self, project_id: str, tick_id: str, *, before: datetime) -> None:
+        """Remove what no part names. Asked now: an agent may have begun a forgotten tick anew meanwhile."""
+        named = [part.object_key for part in self._plant.store.parts(project_id, tick_id).values()]
+        self._plant.parts.sweep(project_id, tick_id, keep=named, before=before)
 
     def _read(self, project: Project, tick_id: str, body: Any) -> Manifest:
         try:
-            manifest = rules.parse_manifest(
-                body,
-                org_id=project.org_id,
-                project_id=project.project_id,
-                tick_id=tick_id,
-                limits=self._plant.limits,
-            )
+            manifest = _parse(project, tick_id, body, self._plant.limits)
             rules.check_tables(manifest, project.tables)
         except InvalidManifest as error:
             self._plant.store.refuse(project, tick_id, error)
@@ -217,7 +216,7 @@ class Committer:
         try:
             commits, strays = self._write(begun, heartbeat)
             crash_point("ticks.commit.before_transaction")
-            now = self._clock.now()
+            now = self._plant.store.now()
             rows = sum(commit.rows for commit in commits)
             result = messages.answer(begun.manifest, rows=rows, replaced=begun.replaced_rows, now=now)
             due = [
@@ -385,3 +384,9 @@ class Committer:
             yield
         finally:
             self._observe(phase, self._clock.monotonic() - begun)
+
+
+def _parse(project: Project, tick_id: str, body: Any, limits: Limits) -> Manifest:
+    return rules.parse_manifest(
+        body, org_id=project.org_id, project_id=project.project_id, tick_id=tick_id, limits=limits
+    )

@@ -5,7 +5,6 @@ What belongs here: HTTP. What does not: rules, SQL, Spark, and the words of the 
 
 from __future__ import annotations
 
-import re
 import time
 from datetime import datetime, timedelta
 from http import HTTPStatus
@@ -50,7 +49,6 @@ _org_header = APIKeyHeader(name="X-Api-Key", scheme_name="org", auto_error=False
 _secret_header = APIKeyHeader(
     name="X-Api-Secret", scheme_name="secret", auto_error=False, description="From `lockstep ticks project add`."
 )
-_IF_MATCH = re.compile(r'\s*"?([0-9a-fA-F]{64})"?\s*', re.ASCII)
 _PART_HEADERS = {"ETag": header("The SHA-256 of the stored bytes, in quotes."), "X-Sha256": header("The same, bare.")}
 
 
@@ -92,7 +90,7 @@ TickId = Annotated[str, Path(pattern=f"^{rules.TICK_PATTERN}$", examples=[EXAMPL
 FileSeq = Annotated[str, Path(pattern=f"^{rules.SEQ_PATTERN}$", examples=["0"])]
 IfMatch = Annotated[
     str | None,
-    Header(alias="If-Match", pattern=r'^"?[0-9a-fA-F]{64}"?$', description="SHA-256 of the part to replace."),
+    Header(alias="If-Match", description="SHA-256 of the part to replace or remove, in quotes; `*` for any."),
 ]
 
 
@@ -126,10 +124,11 @@ async def put_part(
     if_match: IfMatch = None,
 ) -> Response:
     """Hashed while it arrives, stored whole, recorded last. Any replica may take it; any order is good."""
-    doors, number, replaces = request.app.state.doors, int(file_seq), _bare(if_match)
+    doors, number = request.app.state.doors, int(file_seq)
     size = announced_size(request, doors.limits)
     sha256 = announced_sha256(x_sha256, content_digest)
     known: Part | None = await to_thread.run_sync(doors.store.part, project_id, tick_id, number)
+    replaces = matched(if_match, known)
     if known is not None and (known.sha256 == sha256 or replaces is None):
         await drain(request, doors.limits)
         if known.sha256 == sha256:
@@ -220,7 +219,9 @@ def delete_part(
 ) -> Response:
     """So that another file can take its number."""
     doors = request.app.state.doors
-    key = doors.store.remove_part(project, tick_id, int(file_seq), only=_bare(if_match))
+    number = int(file_seq)
+    known = doors.store.part(project_id, tick_id, number) if if_match is not None else None
+    key = doors.store.remove_part(project, tick_id, number, only=matched(if_match, known))
     _remove_quietly(doors, key)
     return JSONResponse(RemovedView(removed=1).model_dump())
 
@@ -365,9 +366,17 @@ def _json(raw: bytes, tick_id: str) -> object:
         raise InvalidManifest("InvalidManifest", f"the manifest {reason}.", unit=f"tick {tick_id}") from None
 
 
-def _bare(if_match: str | None) -> str | None:
-    match = _IF_MATCH.fullmatch(if_match or "")
-    return match[1].lower() if match else None
+def matched(if_match: str | None, stored: Part | None) -> str | None:
+    """The SHA-256 that must be stored, by `If-Match` (RFC 9110, 13.1.1): `*`, or tags of which one is enough.
+
+    None without the header. Any other tag is one of bytes that are not stored, so it answers 412, never nothing.
+    """
+    if if_match is None:
+        return None
+    tags = [tag.strip().strip('"').lower() for tag in if_match.split(",")]
+    if stored is not None and (tags == ["*"] or stored.sha256 in tags):
+        return stored.sha256
+    return tags[0]
 
 
 def _stored(recorded: Recorded) -> Response:
@@ -388,7 +397,9 @@ def _part_headers(part: Part) -> dict[str, str]:
 
 
 def _tick_view(tick: Tick, parts: dict[int, Part], expires: timedelta) -> TickView:
-    difference = rules.compare_declared(tick.manifest, parts)
+    committed = tick.state is TickState.COMMITTED
+    # A committed tick lacks nothing, also when its parts were forgotten after their time.
+    difference = rules.compare_declared(None if committed else tick.manifest, parts)
     return TickView(
         tick_id=tick.tick_id,
         project_id=tick.project_id,
@@ -407,7 +418,7 @@ def _tick_view(tick: Tick, parts: dict[int, Part], expires: timedelta) -> TickVi
         created_at=spell(tick.created_at),
         updated_at=spell(tick.updated_at),
         committed_at=_instant(tick.committed_at),
-        expires_at=None if tick.state is TickState.COMMITTED else spell(tick.updated_at + expires),
+        expires_at=None if committed else spell(tick.updated_at + expires),
     )
 
 

@@ -152,12 +152,17 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
 
 @agent.command()
 def retry(folder: Folder, tick: TickArgument) -> None:
-    """Let a tick that failed for good go again, once it is mended."""
+    """Let a tick that failed for good go again, once it is mended. Its folder, if there is one, is read anew."""
     with AgentStore(folder / WORK / "state.sqlite") as store:
-        if not store.retry(tick):
+        known = store.get(tick)
+        if known is None or not known.state.may_be_mended:
             raise InvalidInput(
                 "the tick has not failed.", unit=f"tick {tick}", next_step="see `lockstep agent status`."
             )
+        owner = known.manifest
+        pager = Pager(store, folder / WORK, org_id=owner["org_id"], project_id=owner["project_id"])
+        if not pager.mend(folder, tick):
+            store.retry(tick)
     console.print(f"{tick} goes again.", highlight=False)
 
 

@@ -17,6 +17,8 @@ from lockstep.kernel.clock import Clock, SystemClock
 from lockstep.kernel.errors import InvalidInput, LockstepError, Terminal, Transient
 
 _CHUNK = 256 * 1024
+_SMALLEST_PIECE = 512
+_PIECES_A_SECOND = 16
 _CONNECT_SECONDS = 10.0
 _TRANSFER_SECONDS = 60.0
 _FINALIZE_SECONDS = 180.0
@@ -68,6 +70,14 @@ class Throttle:
             raise InvalidInput("a bandwidth is zero or more bytes per second.")
         self._rate, self._clock = bytes_per_second, clock or SystemClock()
         self._lock, self._free_at = threading.Lock(), 0.0
+
+    @property
+    def piece(self) -> int:
+        """How many bytes to send at once: so few that every one of many parts moves within seconds.
+
+        The service takes a body that stands still for half a minute for a dead one.
+        """
+        return min(_CHUNK, max(_SMALLEST_PIECE, int(self._rate / _PIECES_A_SECOND))) if self._rate else _CHUNK
 
     def pass_through(self, size: int) -> None:
         """Wait until `size` more bytes may go."""
@@ -161,7 +171,7 @@ class IngestClient:
 
     def _read(self, path: Path) -> Iterator[bytes]:
         with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
+            while chunk := file.read(self._throttle.piece):
                 self._throttle.pass_through(len(chunk))
                 yield chunk
 
@@ -200,6 +210,11 @@ class PartRefused(Terminal):
             f"the part was answered with {status_code}: {body.get('detail') or body.get('title')}", unit=unit
         )
         self.status_code, self.body = status_code, dict(body)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the service got other bytes than it was promised: on the way, or because the file is another one."""
+        return str(self.body.get("type", "")).endswith(("/digest-mismatch", "/length-differs"))
 
 
 def _object(answer: httpx.Response) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from lockstep.kernel.clock import Clock, SystemClock
 from lockstep.kernel.errors import InvalidInput
 from lockstep.ticks import types
-from lockstep.ticks.agent.state import AgentStore, LocalPart
+from lockstep.ticks.agent.state import AgentStore, AgentTick, LocalPart
 from lockstep.ticks.model import SCHEMA_VERSION, Mode
 from lockstep.ticks.rules import check_id
 
@@ -94,8 +94,26 @@ class Pager:
         files = {path.stem: path for path in sorted(folder.glob("*.parquet"))}
         return Described(str(marker.get("tick_id") or folder.name), mode, dt, files, keys, deleted)
 
+    def mend(self, folder: Path, tick_id: str) -> bool:
+        """Page the folder of a failed or skipped tick once more, as it is now; False if it has none here."""
+        for marker in sorted(folder.glob(f"*/{MARKER}")):
+            try:
+                described = self.describe(marker.parent)
+            except InvalidInput:
+                if marker.parent.name == tick_id:
+                    raise
+                continue  # another tick's
+            if described.tick_id == tick_id:
+                self.stage(described)
+                return True
+        return False
+
     def stage(self, tick: Described) -> None:
-        """Write the pages of a tick and remember it. Raises `InvalidInput`; nothing is remembered then."""
+        """Write the pages of a tick and remember it. Raises `InvalidInput`; nothing is remembered then.
+
+        A tick that failed or was skipped is mended: it goes again with these files. Any other tick that is known must
+        have the same ones: they would not be sent, and whoever staged them would believe that they were.
+        """
         check_id("tick_id", tick.tick_id)
         if not tick.files or set(tick.files) != set(tick.keys):
             raise InvalidInput(
@@ -107,7 +125,10 @@ class Pager:
             raise InvalidInput(
                 "deleted_column names tables that the tick does not have.", unit=tick.tick_id, problems=unknown
             )
-        target = self._work / "pages" / tick.tick_id
+        known = self._store.get(tick.tick_id)
+        mends = known is not None and known.state.may_be_mended
+        aside = known is not None and not mends  # its pages may be on their way
+        target = self._work / "pages" / (f".{tick.tick_id}" if aside else tick.tick_id)
         shutil.rmtree(target, ignore_errors=True)  # of an attempt that died before the tick was remembered
         target.mkdir(parents=True)
         parts: list[LocalPart] = []
@@ -120,7 +141,14 @@ class Pager:
                 LocalPart(one["file_seq"], target / _name(name, one["file_seq"]), one["sha256"], one["bytes"], 0, False)
                 for one in pages
             ]
-        self._store.add(tick.tick_id, self._manifest(tick, tables), parts)
+        manifest = self._manifest(tick, tables)
+        if known is None:
+            self._store.add(tick.tick_id, manifest, parts)
+        elif mends:
+            self._store.mend(tick.tick_id, manifest, parts)
+        else:
+            shutil.rmtree(target, ignore_errors=True)
+            _refuse_others(known, manifest)
 
     def discard(self, tick_id: str) -> None:
         """Remove the pages of a tick that is committed."""
@@ -183,15 +211,26 @@ class Pager:
     def _write(self, pq: Any, rows: Any, table: str, target: Path, number: int) -> dict[str, Any]:
         path = target / _name(table, number)
         pq.write_table(rows, path, compression="zstd", store_schema=False)
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while chunk := file.read(1024 * 1024):
-                digest.update(chunk)
-        return {"file_seq": number, "sha256": digest.hexdigest(), "bytes": path.stat().st_size, "rows": rows.num_rows}
+        return {"file_seq": number, "sha256": sha256_of(path), "bytes": path.stat().st_size, "rows": rows.num_rows}
 
     def _today(self) -> str:
         now: datetime = self._clock.now()
         return f"{now:%Y%m%d}"
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _refuse_others(known: AgentTick, manifest: Mapping[str, Any]) -> None:
+    if any(known.manifest.get(name) != manifest[name] for name in ("mode", "tables")):
+        raise InvalidInput(
+            f"the tick is {known.state.value} with other files; these were not sent.",
+            unit=f"tick {known.tick_id}",
+            next_step="send them as another tick.",
+        )
 
 
 def _name(table: str, number: int) -> str:

@@ -16,7 +16,7 @@ from lockstep.kernel.errors import LockstepError, Terminal, Transient
 from lockstep.kernel.logs import get_logger
 from lockstep.kernel.retry import RetryPolicy
 from lockstep.ticks.agent.client import IngestClient, PartRefused, TickFinalizeError
-from lockstep.ticks.agent.pages import Pager
+from lockstep.ticks.agent.pages import Pager, sha256_of
 from lockstep.ticks.agent.state import AgentStore, AgentTick, LocalPart, LocalState
 
 _ROUNDS = 5  # how often the service may ask for parts before a person should look
@@ -58,6 +58,10 @@ def next_tick(ticks: Iterable[AgentTick]) -> Next | Blocked | Idle:
         if not tick.state.is_past:
             return Next(tick)
     return Idle()
+
+
+class PageLost(Terminal):
+    """A page of the tick cannot be read from this disk any more; a retry makes it anew from the tick's folder."""
 
 
 class Agent:
@@ -111,7 +115,7 @@ class Agent:
             self._patience.tick.call(lambda: self._attempt(tick_id), clock=self._clock)
         except TickFinalizeError as error:
             self._fail(tick_id, error)
-        except PartRefused as error:
+        except (PartRefused, PageLost) as error:
             self._fail(tick_id, error)
         except Transient as error:
             self._store.note(tick_id, str(error))
@@ -200,9 +204,13 @@ class Agent:
             self._patience.part.call(once, clock=self._clock)
         except PartRefused as error:
             # The service got it in an earlier try whose answer was lost: what is there is what was sent.
-            if error.status_code != HTTPStatus.PRECONDITION_FAILED:
-                raise
-            raise Transient("the part changed at the service meanwhile.", unit=error.unit) from error
+            if error.status_code == HTTPStatus.PRECONDITION_FAILED:
+                raise Transient("the part changed at the service meanwhile.", unit=error.unit) from error
+            if error.is_damaged and sha256_of(part.path) == part.sha256:
+                raise Transient("other bytes arrived than were sent.", unit=error.unit) from error
+            raise
+        except OSError as error:
+            raise PageLost(f"a page cannot be read: {error}", unit=f"part {part.file_seq} of tick {tick_id}") from error
         self._store.sent(tick_id, part.file_seq)
 
     def _chained(self, tick_id: str) -> dict[str, Any]:

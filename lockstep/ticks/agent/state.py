@@ -44,6 +44,7 @@ CREATE TABLE IF NOT EXISTS part (
     PRIMARY KEY (tick_id, file_seq)
 );
 """
+_ADD_PART = "INSERT INTO part (tick_id, file_seq, path, sha256, bytes) VALUES (?, ?, ?, ?, ?)"
 _COLUMNS = "position, tick_id, state, manifest, chained, attempts, error, result"
 _SELECT = f"SELECT {_COLUMNS} FROM tick"  # noqa: S608
 
@@ -61,6 +62,11 @@ class LocalState(StrEnum):
     def is_past(self) -> bool:
         """Whether the ticks after it may go."""
         return self in (LocalState.COMMITTED, LocalState.SKIPPED)
+
+    @property
+    def may_be_mended(self) -> bool:
+        """Whether nothing is done with it until a person lets it go again."""
+        return self in (LocalState.FAILED_MANUAL, LocalState.SKIPPED)
 
 
 @dataclass(frozen=True)
@@ -141,10 +147,19 @@ class AgentStore:
                 (tick_id, json.dumps(manifest)),
             )
             if made.rowcount:
-                database.executemany(
-                    "INSERT INTO part (tick_id, file_seq, path, sha256, bytes) VALUES (?, ?, ?, ?, ?)",
-                    [(tick_id, one.file_seq, str(one.path), one.sha256, one.bytes) for one in parts],
-                )
+                database.executemany(_ADD_PART, _part_rows(tick_id, parts))
+
+    def mend(self, tick_id: str, manifest: Mapping[str, Any], parts: Sequence[LocalPart]) -> None:
+        """Let a failed or skipped tick go again with other files, in its old place."""
+        with self._transaction() as database:
+            mended = database.execute(
+                "UPDATE tick SET state = 'ready', manifest = ?, chained = 0, error = NULL WHERE tick_id = ?"
+                " AND state IN ('failed_manual', 'skipped')",
+                (json.dumps(manifest), tick_id),
+            )
+            if mended.rowcount:
+                database.execute("DELETE FROM part WHERE tick_id = ?", (tick_id,))
+                database.executemany(_ADD_PART, _part_rows(tick_id, parts))
 
     def ticks(self) -> list[AgentTick]:
         """Every tick, in the order in which they go."""
@@ -231,6 +246,10 @@ class AgentStore:
                 self._database.execute("ROLLBACK")
                 raise
             self._database.execute("COMMIT")
+
+
+def _part_rows(tick_id: str, parts: Sequence[LocalPart]) -> list[tuple[str, int, str, str, int]]:
+    return [(tick_id, one.file_seq, str(one.path), one.sha256, one.bytes) for one in parts]
 
 
 def _tick(row: Sequence[Any]) -> AgentTick:

@@ -21,7 +21,7 @@ def _silver() -> None:
 
 @silver.command()
 def replay(
-    reason: Reason,
+    reason: Reason = "replay",
     tick: Annotated[list[str] | None, typer.Option("--tick", help="This tick; may be given more than once.")] = None,
     start: Annotated[str | None, typer.Option("--from", help="Ticks committed from this instant or day on.")] = None,
     end: Annotated[str | None, typer.Option("--to", help="Up to this instant or day, which is not part of it.")] = None,

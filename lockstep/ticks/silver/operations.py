@@ -297,7 +297,7 @@ def retain(
     """
     if days < 1:
         raise InvalidInput(f"{days} days keep nothing.", next_step="give --days 1 or more.")
-    since = parts.clock.now() - timedelta(days=days)
+    since = parts.store.ticks.now() - timedelta(days=days)  # a machine whose clock runs ahead would forget too much
     limit = since.date()
     before = f"{limit:%Y%m%d}"
     tables = parts.store.bronze_tables_before(before)

@@ -17,7 +17,7 @@ from lockstep.idempotency.stateful_rules import Commit, Run
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import Terminal
 from lockstep.ticks import bronze
-from lockstep.ticks.model import FILE_COLUMN, ROW_COLUMN, Limits, Manifest, Mode, TableSpec, Tick
+from lockstep.ticks.model import ANY_SIZE, FILE_COLUMN, ROW_COLUMN, Manifest, Mode, TableSpec, Tick
 from lockstep.ticks.rules import parse_manifest
 from lockstep.ticks.silver import rules
 from lockstep.ticks.silver.log import DeltaLog
@@ -26,15 +26,6 @@ from lockstep.ticks.silver.model import ORDER, PROJECT, SILVER_PREFIX, TICK, Lan
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# What bronze has accepted once is read again, whatever today's limits are.
-_ANY = Limits(
-    max_parts=10**9,
-    max_tables=10**9,
-    max_columns=10**9,
-    max_tick_bytes=2**62,
-    max_tick_rows=2**62,
-    max_uncompressed_bytes=2**62,
-)
 _RECENT_COMMITS = 10
 _SCHEMA = "silver-schema"
 _PUT_BACK = "silver-put-back"
@@ -321,7 +312,7 @@ def manifest_of(tick: Tick) -> Manifest:
         org_id=tick.org_id,
         project_id=tick.project_id,
         tick_id=tick.tick_id,
-        limits=_ANY,
+        limits=ANY_SIZE,
     )
 
 

@@ -217,6 +217,29 @@ def test_a_tick_whose_messages_cannot_leave_is_not_acknowledged_and_not_lost(
     _assert_once(world, sender, spark, draft.tick_id, 4)
 
 
+def test_a_tick_written_again_before_its_message_left_is_answered_after_it(
+    world: World, sender: Sender, spark: Any, gates: dict[str, Gate]
+):
+    """Guards the 200 after a re-ingest: the message of the first commit is still the tick's own."""
+    draft = sender.put_all(sender.draft(people(4)))
+    with world.committer(spark) as committer:
+        gates["sqs"].shut()
+        with pytest.raises(Undelivered):
+            committer.finalize(sender.project, draft.tick_id, draft.manifest)
+        with pytest.raises(Undelivered):
+            committer.reingest(sender.secret.project_id, draft.tick_id)
+        with pytest.raises(Undelivered):
+            committer.finalize(sender.project, draft.tick_id, draft.manifest)
+        gates["sqs"].open()
+        assert committer.finalize(sender.project, draft.tick_id, draft.manifest).replayed
+    sent = world.sent(draft.tick_id)
+    assert [(place.partition(":")[0], left) for place, _, left in sent] == [
+        ("dynamodb", True),
+        ("sqs", True),
+        ("dynamodb", True),
+    ]
+
+
 def test_s3_going_away_under_a_finalize_is_a_retry_and_doubles_nothing(
     world: World, sender: Sender, spark: Any, gates: dict[str, Gate]
 ):

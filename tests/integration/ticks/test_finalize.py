@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,8 @@ import pytest
 from lockstep.kernel.clock import SystemClock
 from lockstep.kernel.errors import Terminal
 from lockstep.kernel.ids import SystemIds
-from lockstep.ticks import bronze
-from lockstep.ticks.model import TickState
+from lockstep.ticks import bronze, rules
+from lockstep.ticks.model import Limits, TickState, spell
 from lockstep.ticks.parts import PartObjects, folder
 from lockstep.ticks.silver.operations import _forget_parts
 from tests.ticks_fixtures import new_tick_id, parquet, people, sha256, table
@@ -74,6 +75,35 @@ def test_a_tick_is_committed_announced_and_answered_for_ever(world: World, sende
         "bronze_db_etag": commit.etag,
         "emitted_at": body["committed_at"],
     }
+
+
+class _Wrong(SystemClock):
+    """The clock of a machine that is hours off."""
+
+    def __init__(self, by: timedelta) -> None:
+        self._by = by
+
+    def now(self) -> datetime:
+        return super().now() + self._by
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_a_replica_whose_clock_is_wrong_dates_nothing(world: World, sender: Sender, spark: Any, hours: int):
+    """Guards the order of commits and silver's lag: the answer, the row, the message and the ledger have one time."""
+    draft = sender.put_all(sender.draft(people(2)))
+    before = world.store.now()
+    with world.committer(spark, clock=_Wrong(timedelta(hours=hours))) as committer:
+        result = committer.finalize(sender.project, draft.tick_id, draft.manifest).result
+        again = committer.reingest(sender.secret.project_id, draft.tick_id)
+    after = world.store.now()
+    tick = sender.tick(draft.tick_id)
+    assert tick.committed_at is not None
+    assert before <= tick.committed_at <= again.updated_at <= after
+    (_, row, _), (_, message, _), *_ = world.sent(draft.tick_id)
+    assert result["committed_at"] == row["attributes"]["committed_at"] == message["emitted_at"]
+    assert result["committed_at"] == spell(tick.committed_at)
+    kept = timedelta(seconds=row["attributes"]["expires_at"] - tick.committed_at.timestamp())
+    assert timedelta(days=30, seconds=-2) < kept <= timedelta(days=30)
 
 
 def test_several_tables_are_one_tick(world: World, sender: Sender, spark: Any):
@@ -151,6 +181,20 @@ def test_what_is_no_manifest_is_422(sender: Sender, body: bytes):
     assert (answer.status_code, answer.json()["error_class"]) == (422, "InvalidManifest")
 
 
+@pytest.mark.parametrize("note", ['"\\u0000"', '"\\ud800"', "1e999"])
+def test_a_manifest_that_the_database_cannot_keep_is_422_and_not_a_retry(sender: Sender, note: str):
+    draft = sender.put_all(sender.draft(people(1)))
+    body = json.dumps(draft.manifest).removesuffix("}") + f', "note": {note}}}'
+    answer = sender.http.post(sender.path(draft.tick_id, "finalize"), content=body, headers=sender.headers)
+    assert (answer.status_code, answer.json()["error_class"]) == (422, "InvalidManifest")
+
+
+def test_a_part_whose_column_cannot_be_named_is_stored_and_refused_by_its_finalize(sender: Sender):
+    draft = sender.put_all(sender.draft(parquet({"a\x00b": [1]})))
+    answer = sender.finalize(draft)
+    assert (answer.status_code, answer.json()["error_class"]) == (422, "UnreadablePart")
+
+
 def test_a_manifest_in_which_a_name_stands_twice_is_422_and_says_which(sender: Sender):
     """Guards against two readers of one manifest: whoever checked the first `mode` must not commit under the second."""
     draft = sender.draft(people(1))
@@ -159,6 +203,19 @@ def test_a_manifest_in_which_a_name_stands_twice_is_422_and_says_which(sender: S
     answer = sender.http.post(sender.path(draft.tick_id, "finalize"), content=doubled, headers=sender.headers)
     assert (answer.status_code, answer.json()["error_class"]) == (422, "InvalidManifest")
     assert "'mode' more than once" in answer.json()["message"]
+
+
+def test_lower_limits_take_no_answer_back(world: World, sender: Sender, spark: Any):
+    """Guards the 200: an agent that asks once more after a new deployment must not be told that its tick is refused."""
+    draft = sender.put_all(sender.draft(people(1), people(2)))
+    first = sender.finalize(draft).json()
+    with world.committer(spark) as committer:
+        committer._plant = replace(committer._plant, limits=Limits(max_parts=1, max_tick_bytes=1))
+        assert committer.finalize(sender.project, draft.tick_id, draft.manifest).result == first
+        assert committer.reingest(sender.secret.project_id, draft.tick_id).generation == 2
+        late = sender.put_all(sender.draft(people(1), people(2)))
+        with pytest.raises(rules.InvalidManifest, match="at most"):
+            committer.finalize(sender.project, late.tick_id, late.manifest)
 
 
 def test_another_manifest_for_a_committed_tick_is_422_and_changes_nothing(world: World, sender: Sender):
@@ -235,6 +292,14 @@ def test_a_lying_manifest_is_refused_before_spark_reads_anything(sender: Sender)
     assert (wrong.status_code, wrong.json()["error_class"]) == (422, "SchemaMismatch")
 
 
+def test_a_part_that_has_a_column_twice_is_422_and_not_a_retry(sender: Sender):
+    """Guards the lane: Spark refuses such a file in words that say nothing of the tick, at every attempt."""
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array(["n"]), pa.array([2])], names=["id", "name", "id"])
+    answer = sender.finalize(sender.put_all(sender.draft(parquet(twice))))
+    assert (answer.status_code, answer.json()["error_class"]) == (422, "SchemaMismatch")
+    assert "id 2 times" in answer.json()["message"]
+
+
 def test_ten_thousand_parts_are_refused(sender: Sender):
     draft = sender.draft(people(1))
     one = draft.manifest["tables"][0]["parquets"][0]
@@ -272,9 +337,6 @@ def test_a_second_copy_by_an_overtaken_attempt_is_removed_by_the_next_commit(wor
     draft = sender.send(people(4))
     tick = sender.tick(draft.tick_id)
     with world.plant(spark) as plant:
-        from lockstep.ticks import rules
-        from lockstep.ticks.model import Limits
-
         found = rules.parse_manifest(
             draft.manifest,
             org_id=sender.secret.org_id,

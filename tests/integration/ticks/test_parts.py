@@ -12,11 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from lockstep.kernel.clock import SystemClock
 from lockstep.ticks.model import Limits
 from lockstep.ticks.projects import Keyring, ProjectStore
 from resources import ticks as resources_ticks
@@ -60,6 +62,20 @@ def test_other_bytes_are_never_taken_in_silence(world: World, sender: Sender):
     assert sender.http.delete(sender.path(tick, "parts", 0), headers=sender.headers).status_code == 404
     assert sender.put(tick, 0, BODY).status_code == 202
     assert len(world.objects(f"parts/{sender.secret.project_id}/{tick}/")) == 1, "what nothing names is gone"
+
+
+def test_if_match_takes_what_rfc_9110_allows_and_refuses_the_rest_with_412(sender: Sender):
+    """Guards against a condition that cannot be read: taken for none, it would remove what nobody meant."""
+    tick = new_tick_id()
+    address = sender.path(tick, "parts", 0)
+    assert sender.put(tick, 0, BODY, If_Match="*").status_code == 412, "nothing is there"
+    sender.put(tick, 0, BODY)
+    for other in ('"v1"', f'W/"{sha256(BODY)}"', "", '"*"x'):
+        assert sender.put(tick, 0, OTHER, If_Match=other).status_code == 412, other
+        assert sender.http.delete(address, headers=sender.headers | {"If-Match": other}).status_code == 412, other
+    assert sender.put(tick, 0, OTHER, If_Match="*").status_code == 202
+    assert sender.put(tick, 0, BODY, If_Match=f'"v1", "{sha256(OTHER)}"').status_code == 202
+    assert sender.http.delete(address, headers=sender.headers | {"If-Match": "*"}).status_code == 200
 
 
 def test_a_deleted_tick_is_gone_with_its_parts(world: World, sender: Sender):
@@ -280,6 +296,16 @@ def test_limits_are_kept_before_anything_is_stored(tight: World):
     assert tight.sender().put("t", 0, BODY).status_code == 202, "another organisation is not concerned"
 
 
+def test_a_replaced_part_takes_no_more_room_than_it_adds(tight: World):
+    """Guards the mending of a full tick: the bytes that go make room for those that come."""
+    sender = tight.sender()
+    parts = [bytes([one]) * 12_000 for one in range(3)]
+    assert [sender.put("t", number, parts[number]).status_code for number in range(2)] == [202, 202]
+    assert sender.put("t", 2, parts[2]).status_code == 429, "30,000 bytes may be open"
+    assert sender.put("t", 1, parts[2], If_Match=f'"{sha256(parts[1])}"').status_code == 202
+    assert sender.put("t", 1, bytes(20_000), If_Match=f'"{sha256(parts[2])}"').status_code == 429
+
+
 def test_a_body_that_does_not_come_is_408_and_stores_nothing(tight: World):
     sender = tight.sender()
     line = _raw(tight, sender, len(BODY), BODY[:100])
@@ -301,6 +327,50 @@ def test_abandoned_uploads_are_forgotten_and_their_objects_too(tight: World, spa
     assert tight.store.find(sender.secret.project_id, draft.tick_id) is None
     assert tight.objects(f"parts/{sender.secret.project_id}/") == []
     assert len(tight.objects(f"parts/{fresh.secret.project_id}/")) == 1
+
+
+class _Ahead(SystemClock):
+    """The clock of a machine that is a month ahead."""
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(days=30)
+
+
+def test_a_replica_whose_clock_runs_ahead_forgets_no_upload(tight: World, spark: Any):
+    sender = tight.sender()
+    draft = sender.put_all(sender.draft(BODY))
+    with tight.committer(spark, clock=_Ahead()) as committer:
+        committer.expire_uploads()
+    assert sender.get(draft.tick_id).status_code == 200
+    assert len(tight.objects(f"parts/{sender.secret.project_id}/")) == 1
+
+
+def test_an_upload_that_is_begun_anew_while_it_is_forgotten_keeps_its_new_objects(tight: World, spark: Any):
+    """Guards a part that is recorded: without its object no finalize could ever succeed, and no PUT would mend it."""
+    sender = tight.sender()
+    old = sender.put_all(sender.draft(BODY))
+    tight.ask("UPDATE ticks.tick SET updated_at = now() - interval '30 days' WHERE tick_id = %s", old.tick_id)
+    with tight.committer(spark) as committer:
+        real = committer._plant.store.expire
+
+        def forget_then_begin_anew(**more: Any) -> list[tuple[str, str]]:
+            gone = real(**more)
+            assert sender.put(old.tick_id, 0, OTHER).status_code == 202
+            key = sender.world.ask("SELECT object_key FROM ticks.part WHERE tick_id = %s", old.tick_id)[0][0]
+            assert key in tight.objects()
+            return gone
+
+        committer._plant.store.expire = forget_then_begin_anew  # type: ignore[method-assign]
+        committer._plant.parts.sweep = partial(_sweep_until_tomorrow, committer._plant.parts.sweep)  # type: ignore[method-assign]
+        committer.expire_uploads()
+    assert sender.get(old.tick_id).json()["parts_received"]["0"]["sha256"] == sha256(OTHER)
+    assert len(tight.objects(f"parts/{sender.secret.project_id}/{old.tick_id}/")) == 1
+
+
+def _sweep_until_tomorrow(sweep: Any, *names: str, keep: Any, before: datetime) -> int:
+    """As if S3's clock were behind: everything looks old."""
+    swept: int = sweep(*names, keep=keep, before=before + timedelta(days=1))
+    return swept
 
 
 def test_too_many_requests_at_once_are_429(stack: Any):

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import cast
 
+import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,11 +16,13 @@ from lockstep.kernel.clock import FakeClock
 from lockstep.kernel.errors import InvalidInput
 from lockstep.ticks import rules
 from lockstep.ticks.agent import Agent, AgentStore, LocalState, Pager, TickFinalizeError
-from lockstep.ticks.agent.cli import _round, default_work
-from lockstep.ticks.agent.client import Throttle
+from lockstep.ticks.agent.cli import _round, default_work, retry
+from lockstep.ticks.agent.client import IngestClient, Throttle
+from lockstep.ticks.agent.pages import Described
 from lockstep.ticks.agent.sender import Blocked, Idle, Next, next_tick
 from lockstep.ticks.agent.state import AgentTick
-from lockstep.ticks.model import Limits
+from lockstep.ticks.model import Limits, Mode
+from tests.ticks_fixtures import sha256
 
 PROJECT = "0192f0c4-7f3a-7c11-9d6e-0d5b8a3f4e21"
 
@@ -156,6 +159,14 @@ def test_the_bandwidth_is_shared_and_kept():
     assert clock.monotonic() == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize("rate", [4_000, 10_000, 100_000, 10_000_000])
+def test_a_small_bandwidth_lets_no_part_stand_still(rate: float):
+    """Guards thin lines: a part that waits for its turn longer than the service does would be 408 at every attempt."""
+    most_parts = 64
+    assert most_parts * Throttle(rate).piece / rate < 30 / 2
+    assert Throttle(0).piece == Throttle(10**9).piece
+
+
 def test_a_finalize_error_says_what_to_do():
     conflict = TickFinalizeError(409, {"missing": [1], "mismatched_sha": [2]}, unit="t")
     assert (conflict.wants_parts, conflict.missing, conflict.mismatched_sha) == (True, [1], [2])
@@ -220,3 +231,112 @@ def test_a_folder_that_cannot_be_used_stops_no_tick_before_it_and_no_agent(pager
     with pytest.raises(InvalidInput, match=r"tick\.json"):
         _round(tmp_path, pager, cast("Agent", sender), once=True)
     assert sender.rounds == 2
+
+
+def test_a_failed_tick_goes_again_as_its_folder_is_now(pager: Pager, store: AgentStore, tmp_path: Path):
+    """Guards the mending: the pages that were refused would be sent again, and be refused again, for ever."""
+    for name in ("t1", "t2"):
+        _folder(tmp_path, name, {"orders": _rows(3)})
+    pager.collect(tmp_path)
+    store.chain("t1", {**store.ticks()[0].manifest, "prev_tick_id": None})
+    store.mark_tick_failed_manual("t1", "SchemaMismatch")
+    (tmp_path / "t2" / "tick.json").write_text("{")
+    pq.write_table(_rows(7), tmp_path / "t1" / "orders.parquet")
+    retry(tmp_path, "t1")
+    first, second = store.ticks()
+    assert (first.tick_id, first.state, first.chained, first.error) == ("t1", LocalState.READY, False, None)
+    assert second.tick_id == "t2"
+    assert first.manifest["tables"][0]["parquets"][0]["rows"] == 7
+    (part,) = store.parts("t1")
+    assert (pq.read_metadata(part.path).num_rows, part.sha256) == (7, sha256(part.path.read_bytes()))
+    with pytest.raises(InvalidInput, match="has not failed"):
+        retry(tmp_path, "t1")
+
+
+def test_a_failed_tick_without_a_folder_goes_again_as_it_was(pager: Pager, store: AgentStore, tmp_path: Path):
+    """The service was mended, not the files: more tables are allowed, or larger ticks."""
+    source = _folder(tmp_path / "..", f"{tmp_path.name}-files", {"orders": _rows(3)})
+    pager.stage(Described("t1", Mode.DELTA, "20260507", {"orders": source / "orders.parquet"}, {"orders": ["id"]}))
+    store.mark_tick_failed_manual("t1", "TooLarge")
+    before = store.parts("t1")
+    retry(tmp_path, "t1")
+    assert store.ticks()[0].state is LocalState.READY
+    assert store.parts("t1") == before
+    assert before[0].path.exists()
+
+
+@pytest.mark.parametrize("state", ["ready", "committed"])
+def test_other_files_under_a_known_id_are_refused_and_its_pages_stay(
+    pager: Pager, store: AgentStore, tmp_path: Path, state: str
+):
+    """Guards `push --tick` of a used id: it said `committed`, and the files had not been sent."""
+    source = tmp_path / "orders.parquet"
+    pq.write_table(_rows(3), source)
+    described = Described("t1", Mode.DELTA, "20260507", {"orders": source}, {"orders": ["id"]})
+    pager.stage(described)
+    if state == "committed":
+        store.commit("t1", {})
+    before = store.parts("t1")
+    pager.stage(described._replace(dt="20260508"))  # the same call once more, a day later
+    pq.write_table(_rows(4), source)
+    with pytest.raises(InvalidInput, match="were not sent"):
+        pager.stage(described)
+    assert store.parts("t1") == before
+    assert sha256(before[0].path.read_bytes()) == before[0].sha256
+    assert [one.name for one in (tmp_path / ".agent" / "pages").iterdir()] == ["t1"]
+
+
+class _Damaging:
+    """A service behind a line that changes the first bytes that pass."""
+
+    def __init__(self) -> None:
+        self.puts = 0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "PUT":
+            self.puts += 1
+            if self.puts == 1 or sha256(request.read()) != request.headers["x-sha256"]:
+                return httpx.Response(400, json={"type": "/problems/digest-mismatch", "detail": "other bytes"})
+            return httpx.Response(202, json={"already_present": False})
+        if request.method == "POST":
+            return httpx.Response(200, json={"status": "committed"})
+        return httpx.Response(200, json={"head_tick_id": None})
+
+
+@pytest.mark.parametrize("where", ["on the way", "on the disk"])
+def test_a_part_that_was_damaged_on_the_way_is_put_again_and_one_on_the_disk_is_not(
+    pager: Pager, store: AgentStore, tmp_path: Path, where: str
+):
+    """Guards bad lines: `put it again` is what the service says, and it is no reason to call a person."""
+    _folder(tmp_path, "t1", {"orders": _rows(3)})
+    pager.collect(tmp_path)
+    if where == "on the disk":
+        store.parts("t1")[0].path.write_bytes(b"x")
+    line = _Damaging()
+    client = IngestClient(
+        "http://service", org_id="acme", project_id=PROJECT, api_secret="s", transport=httpx.MockTransport(line)
+    )
+    with client:
+        Agent(store, pager, client, parallel=1, clock=FakeClock()).send_all()
+    committed = where == "on the way"
+    assert store.ticks()[0].state is (LocalState.COMMITTED if committed else LocalState.FAILED_MANUAL)
+    assert line.puts == (2 if committed else 1)
+
+
+def test_a_page_that_is_gone_stops_its_tick_and_comes_back_from_the_folder(
+    pager: Pager, store: AgentStore, tmp_path: Path
+):
+    """Guards the daemon: it ended with a traceback, and so did every start after it."""
+    _folder(tmp_path, "t1", {"orders": _rows(3)})
+    pager.collect(tmp_path)
+    store.parts("t1")[0].path.unlink()
+    client = IngestClient(
+        "http://service", org_id="acme", project_id=PROJECT, api_secret="s", transport=httpx.MockTransport(_Damaging())
+    )
+    with client:
+        agent = Agent(store, pager, client, parallel=1, clock=FakeClock())
+        assert isinstance(agent.send_all(), Blocked)
+        assert "cannot be read" in (store.ticks()[0].error or "")
+        retry(tmp_path, "t1")
+        assert agent.send_all() == Idle()
+    assert store.ticks()[0].state is LocalState.COMMITTED

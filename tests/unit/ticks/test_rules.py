@@ -66,6 +66,18 @@ def test_a_bad_head_is_refused_by_name(change: dict[str, Any], words: str):
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("note", ["a\x00b", "\ud800", float("inf"), {"deep": [{"\udfff": 1}]}, [[["\x00"]]]])
+def test_a_manifest_that_cannot_be_kept_is_refused(note: Any):
+    """Guards the answer: fields that nobody knows are kept too, and PostgreSQL refuses these after all other checks."""
+    with pytest.raises(InvalidManifest, match="NUL") as caught:
+        _parse({**_body(), "note": note})
+    assert caught.value.error_class == "InvalidManifest"
+
+
+def test_a_manifest_may_hold_more_than_is_asked_for():
+    assert _parse({**_body(), "note": ["\\u0000", "\U0001f600", 1.5, None, True, {"x": 10**300}]}).rows == 3
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -157,6 +169,7 @@ def test_missing_and_other_bytes_are_told_apart():
         ((Column("id", "string"), Column("name", "string")), {}, "SchemaMismatch"),
         ((Column("id", "bigint"),), {}, "SchemaMismatch"),
         ((Column("id", "bigint"), Column("name", "string"), Column("x", "int")), {}, "SchemaMismatch"),
+        ((Column("id", "bigint"), Column("name", "string"), Column("id", "bigint")), {}, "SchemaMismatch"),
         ((Column("id", "bigint"), Column("name", "string")), {"bytes": 1}, "SchemaMismatch"),
         ((), {"footer": None, "problem": "it is no Parquet file"}, "UnreadablePart"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography.fernet import Fernet
@@ -13,8 +14,10 @@ from pydantic import SecretStr
 
 from lockstep.kernel.errors import InvalidInput, Terminal
 from lockstep.ticks.errors import InFlight
+from lockstep.ticks.model import Part, Tick, TickState
 from lockstep.ticks.projects import Keyring
 from services.ingest.body import announced_sha256
+from services.ingest.routes import _tick_view, matched
 from services.ingest.turns import Turns
 
 DIGEST = hashlib.sha256(b"x").digest()
@@ -107,3 +110,35 @@ def test_secrets_open_with_an_older_key_and_not_with_a_stranger():
 def test_a_keyring_needs_keys(keys: str | None):
     with pytest.raises(InvalidInput):
         Keyring(SecretStr(keys) if keys is not None else None)
+
+
+@pytest.mark.parametrize(
+    ("if_match", "wanted"),
+    [
+        (None, None),
+        ("*", "a" * 64),
+        (f'"{"a" * 64}"', "a" * 64),
+        ("A" * 64, "a" * 64),
+        (f'"v1", "{"a" * 64}"', "a" * 64),
+        (f'"{"b" * 64}"', "b" * 64),
+        ('"v1"', "v1"),
+        (f'W/"{"a" * 64}"', f'w/"{"a" * 64}'),
+        ("", ""),
+    ],
+)
+def test_if_match_names_what_must_be_stored(if_match: str | None, wanted: str | None):
+    """Guards against a tag that is not understood: only a request without the header may be without a condition."""
+    part = Part(0, "a" * 64, 1, "k", None, None, datetime(2026, 5, 7, tzinfo=UTC))
+    assert matched(if_match, part) == wanted
+    assert (matched(if_match, None) is None) == (if_match is None)
+
+
+def test_a_committed_tick_lacks_nothing_when_its_parts_are_forgotten():
+    """Guards agents that ask what is missing: parts of a tick that is committed cannot be put any more."""
+    now = datetime(2026, 5, 7, tzinfo=UTC)
+    declared = {"tables": [{"parquets": [{"file_seq": 0, "sha256": "a" * 64}]}]}
+    missing = {
+        state: _tick_view(Tick("p", "t", "o", state, 1, 1, now, now, manifest=declared), {}, timedelta(days=7)).missing
+        for state in (TickState.UPLOADING, TickState.COMMITTED)
+    }
+    assert missing == {TickState.UPLOADING: [0], TickState.COMMITTED: []}
