@@ -99,7 +99,7 @@ def _inventory(sqs: Any, dynamodb: Any, s3: Any) -> dict[str, Any]:
     queues = {
         url: sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["RedrivePolicy", "VisibilityTimeout"])["Attributes"]
         for url in sqs.list_queues().get("QueueUrls", [])
-        if "/test-" not in url
+        if not url.rpartition("/")[2].startswith("test")
     }
     tables = {
         name: dynamodb.describe_table(TableName=name)["Table"]["CreationDateTime"]
