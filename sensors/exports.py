@@ -13,6 +13,7 @@ import dagster as dg
 
 from jobs.exports import export_chunks_job
 from lockstep.exports.claims import Batch, ClaimStore
+from lockstep.exports.fleet import tasks_for
 from lockstep.exports.model import CHUNKS_ASSET, WORK_QUEUE
 from lockstep.exports.queue import ChunkQueue
 from lockstep.kernel.settings import load_settings
@@ -25,7 +26,7 @@ CHUNKS_PER_CONNECTION = 100
 """So many chunks of a batch for each connection: enough to be worth a run, few enough to decide anew soon."""
 
 QUEUE_SECONDS = 15.0
-QUEUE_SECONDS_BEFORE_A_RUN = 1.0
+QUEUE_SECONDS_BEFORE_A_RUN = 0.25
 """Messages can wait, a run that is about to start should not."""
 
 BATCH_TAG = "lockstep/export-batch"
@@ -59,8 +60,7 @@ def export_chunks_sensor(context: dg.SensorEvaluationContext, sqs: SqsResource) 
 
 def build_run_request(batch: Batch, free: int) -> dg.RunRequest:
     """The run that works off a batch. The batch is new at every attempt, so its key never was used before."""
-    wanted = max(2, 2 * (os.cpu_count() or 1))
-    tasks = max(1, min(free, wanted, math.ceil(batch.size / 2)))
+    tasks = max(1, min(free, tasks_for(os.cpu_count() or 1), math.ceil(batch.size / 2)))
     config = BatchConfig(batch_id=batch.batch_id, tasks=tasks)
     return dg.RunRequest(
         run_key=f"exports:{batch.batch_id}",

@@ -113,7 +113,7 @@ def _postgres_initdb(site: Site, data: Path) -> None:
                 f"--pwfile={password_file}",
                 "--auth=scram-sha-256",
                 # Stretching protects passwords that people choose. Ours is random, and Dagster opens a connection for
-                # nearly every statement: at the default of 4096 that was half of what an idle daemon computed.
+                # nearly every statement: at the default of 4096 each costs it four times as much.
                 "--set=scram_iterations=64",
                 "--encoding=UTF8",
                 "--locale=C",
@@ -294,6 +294,7 @@ def spark_configuration(site: Site) -> dict[str, str]:
         # The default of 50 makes every small Delta commit four to six times slower.
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.python.daemon.module": "stack.spark_python",
         # Everyone shares one server: the small jobs of a tick must not wait behind all tasks of a large one.
         "spark.scheduler.mode": "FAIR",
         "spark.scheduler.allocation.file": str(site.home.run / "fairscheduler.xml"),

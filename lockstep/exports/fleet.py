@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import multiprocessing
 import signal
 import threading
@@ -115,6 +116,11 @@ def run_processes(entry: Callable[..., None], workers: int) -> int:
     for member in members:
         member.join(timeout=30)
     return 0
+
+
+def tasks_for(cores: int) -> int:
+    """How many tasks keep so many cores busy: a few more, for those that wait for S3 or a commit."""
+    return math.ceil(1.5 * max(cores, 1))
 
 
 def run_on_spark(spark: SparkSession, batch_id: str, *, tasks: int, opener: Opener) -> Tally:
