@@ -23,7 +23,14 @@ READ_TIMEOUT_SECONDS = 30  # above 20 s, the longest long poll of SQS
 MAX_ATTEMPTS = 4
 # The descriptions of all services are read and parsed once per process: it is most of the work of making a client.
 _DESCRIPTIONS = botocore.loaders.create_loader()
-_READER_SOCKETS = 8
+_QUICK_SOCKETS = 8
+_PLACE = ("Bucket", "Key", "Body")
+_HEADERS = {
+    "ContentType": "Content-Type",
+    "ChecksumSHA256": "x-amz-checksum-sha256",
+    "IfMatch": "If-Match",
+    "IfNoneMatch": "If-None-Match",
+}
 _CHECKSUMS = ("request_checksum_calculation", "response_checksum_validation")
 
 
@@ -59,38 +66,58 @@ def aws_session(region: str) -> boto3.session.Session:
     return boto3.session.Session(botocore_session=core, region_name=region)
 
 
-class ObjectReader:
-    """An S3 client that also reads whole small objects at a quarter of the usual processor time.
+class QuickObjects:
+    """An S3 client that also reads and writes whole small objects at a quarter to a half of the usual processor time.
 
-    A window has a dozen small files, and botocore spends two milliseconds on each GET, most of it on describing the
-    call. `get_whole` signs with botocore and sends with urllib3. It is only a shorter way: whatever is not a plain 200
-    is asked again through the client, which retries and names the error. Callers compare a sha256 of theirs.
+    A window has a dozen small files, and botocore spends two to three milliseconds on each call, most of it on
+    describing it. The short way signs with botocore and sends with urllib3. It is only a shorter way: whatever is not
+    a plain 200 is asked again through the client, which retries and names the error. Callers compare a sha256.
     """
 
-    def __init__(self, region: str) -> None:
-        session = aws_session(region)
-        self._client = aws_client("s3", region=region, guarded=False)
-        self._region, self._credentials = region, session.get_credentials()
-        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_SECONDS, read=READ_TIMEOUT_SECONDS)
-        self._pool = urllib3.PoolManager(maxsize=_READER_SOCKETS, timeout=timeout, retries=False)
+    def __init__(
+        self, client: Any, region: str, credentials: Any, *, read_timeout: float = READ_TIMEOUT_SECONDS
+    ) -> None:
+        self._client = client
+        self._region, self._credentials = region, credentials
+        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_SECONDS, read=read_timeout)
+        self._pool = urllib3.PoolManager(maxsize=_QUICK_SOCKETS, timeout=timeout, retries=False)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
     def get_whole(self, bucket: str, key: str) -> bytes:
         """The bytes of one object. Raises what the client raises."""
-        found = self._quickly(bucket, key)
-        if found is None:
-            found = self._client.get_object(Bucket=bucket, Key=key)["Body"].read()
-        return found
+        answer = self._answer("GET", bucket, key)
+        if answer is None:
+            return bytes(self._client.get_object(Bucket=bucket, Key=key)["Body"].read())
+        return answer.data
 
-    def _quickly(self, bucket: str, key: str) -> bytes | None:
+    def put_object(self, **call: Any) -> dict[str, Any]:
+        """As the client's. A condition that the first, unanswered try made true itself is refused: the caller looks."""
+        headers = {_HEADERS[name]: value for name, value in call.items() if name in _HEADERS}
+        short = call.keys() <= {*_PLACE, *_HEADERS} and isinstance(call.get("Body"), bytes)
+        answer = self._answer("PUT", call["Bucket"], call["Key"], headers, call["Body"]) if short else None
+        if answer is None:
+            return dict(self._client.put_object(**call))
+        version = answer.headers.get("x-amz-version-id")
+        return {"ETag": answer.headers["ETag"], **({"VersionId": version} if version else {})}
+
+    def _answer(
+        self, method: str, bucket: str, key: str, headers: dict[str, str] | None = None, body: bytes | None = None
+    ) -> urllib3.BaseHTTPResponse | None:
         if self._credentials is None:
             return None
-        request = AWSRequest("GET", f"{self._client.meta.endpoint_url}/{bucket}/{quote(key, safe='/~')}")
+        address = f"{self._client.meta.endpoint_url}/{bucket}/{quote(key, safe='/~')}"
+        request = AWSRequest(method, address, headers=headers or {}, data=body)
+        request.context["client_config"] = self._client.meta.config  # whether the body is signed too
         S3SigV4Auth(self._credentials.get_frozen_credentials(), "s3", self._region).add_auth(request)
         try:
-            answer = self._pool.request("GET", request.url, headers=dict(request.headers))
+            answer = self._pool.request(method, request.url, body=body, headers=dict(request.headers))
         except (urllib3.exceptions.HTTPError, OSError):
             return None
-        return answer.data if answer.status == HTTPStatus.OK else None
+        return answer if answer.status == HTTPStatus.OK else None
+
+
+def object_reader(region: str) -> QuickObjects:
+    """Reads small objects for callers who compare a sha256 of theirs."""
+    return QuickObjects(aws_client("s3", region=region, guarded=False), region, aws_session(region).get_credentials())

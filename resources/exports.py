@@ -24,7 +24,7 @@ from lockstep.kernel.errors import InvalidInput
 from lockstep.kernel.ids import SystemIds
 from lockstep.kernel.postgres import Pool, on_connect, pool
 from lockstep.kernel.settings import Settings, load_settings
-from resources.clients import CONNECT_TIMEOUT_SECONDS, MAX_ATTEMPTS, aws_session
+from resources.clients import CONNECT_TIMEOUT_SECONDS, MAX_ATTEMPTS, QuickObjects, aws_session
 
 _S3_SECONDS = 120  # completing a large upload takes the store a while
 
@@ -72,7 +72,9 @@ def s3_client(region: str) -> Any:
         s3={"payload_signing_enabled": False},
         max_pool_connections=16,
     )
-    return aws_session(region).client("s3", config=config)
+    session = aws_session(region)
+    client = session.client("s3", config=config)
+    return QuickObjects(client, region, session.get_credentials(), read_timeout=_S3_SECONDS)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from lockstep.windows.prepare import Preparer
 from lockstep.windows.sink import Sink
 from lockstep.windows.store import WindowStore
 from lockstep.windows.worker import Outside, Refetch, WindowWorker
-from resources.clients import ObjectReader, aws_client
+from resources.clients import aws_client, object_reader
 
 _log = get_logger(__name__)
 
@@ -84,7 +84,7 @@ class WindowsResource(dg.ConfigurableResource):
             yield WindowWorker(store, self.ledger(), preparer, outside=outside)
 
     def _open_s3(self) -> Callable[[], Any]:
-        return partial(ObjectReader, self.region_name)
+        return partial(object_reader, self.region_name)
 
     def _connect(self) -> Callable[[], postgres.Connection]:
         return partial(postgres.connect, self.dsn, application_name="lockstep-windows", statement_timeout=600.0)

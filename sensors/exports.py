@@ -16,6 +16,7 @@ from lockstep.exports.claims import Batch, ClaimStore
 from lockstep.exports.fleet import tasks_for
 from lockstep.exports.model import CHUNKS_ASSET, WORK_QUEUE
 from lockstep.exports.queue import ChunkQueue
+from lockstep.kernel.clock import Clock, SystemClock
 from lockstep.kernel.settings import load_settings
 from platform_assets.exports import BatchConfig
 from resources.aws import SqsResource
@@ -28,6 +29,10 @@ CHUNKS_PER_CONNECTION = 100
 QUEUE_SECONDS = 15.0
 QUEUE_SECONDS_BEFORE_A_RUN = 0.25
 """Messages can wait, a run that is about to start should not."""
+
+ATTENTION_SECONDS = 3.0
+LOOK_SECONDS = 0.25
+"""How long a pass that found nothing stays, and how often it looks: a job begins two seconds sooner on average."""
 
 BATCH_TAG = "lockstep/export-batch"
 TASKS_TAG = "lockstep/export-tasks"
@@ -51,11 +56,19 @@ def export_chunks_sensor(context: dg.SensorEvaluationContext, sqs: SqsResource) 
         reaped = claims.reap()
         _follow_runs(context.instance, claims)
         free = settings.exports_connections - _tasks_in_flight(context.instance)
-        batch = claims.reserve(free * CHUNKS_PER_CONNECTION) if free > 0 else None
+        batch = reserve_soon(claims, free * CHUNKS_PER_CONNECTION, clock=SystemClock()) if free > 0 else None
         _settle(context, sqs, claims, QUEUE_SECONDS_BEFORE_A_RUN if batch else QUEUE_SECONDS)
     if batch is None:
         return dg.SensorResult(skip_reason=f"nothing to start ({max(free, 0)} connections free, {reaped} reaped)")
     return dg.SensorResult(run_requests=[build_run_request(batch, free)])
+
+
+def reserve_soon(claims: ClaimStore, limit: int, *, clock: Clock) -> Batch | None:
+    """A batch, also of work that comes within the next moments: the daemon asks again only every five seconds."""
+    deadline = clock.monotonic() + ATTENTION_SECONDS
+    while (batch := claims.reserve(limit)) is None and clock.monotonic() < deadline:
+        clock.sleep(LOOK_SECONDS)
+    return batch
 
 
 def build_run_request(batch: Batch, free: int) -> dg.RunRequest:

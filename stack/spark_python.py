@@ -46,10 +46,10 @@ def main() -> None:
 def preload() -> None:
     """Import what tasks import, here, once: each worker of each session would spend most of a second on it.
 
-    Only what starts no thread, because forking a process that has some is not safe: neither pandas nor pyarrow.
+    Only what starts no thread, because forking a process that has some is not safe: neither pandas nor pyarrow, nor
+    what imports them.
     """
-    import lockstep.exports.fleet
-    import lockstep.windows.staging  # noqa: F401  # for what it loads, like the line above
+    import lockstep.exports.fleet  # noqa: F401  # for what it loads
     from resources.exports import s3_client
 
     s3_client("us-east-1")  # its description of S3 stays, and that is most of the work

@@ -18,7 +18,7 @@ from lockstep.windows.prepare import Preparer
 from lockstep.windows.sink import Sink
 from lockstep.windows.store import Applied, WindowStore
 from lockstep.windows.worker import DrainPolicy, Outside, WindowWorker
-from resources.clients import ObjectReader
+from resources.clients import object_reader
 from tests.windows_world import World, expected, warehouse_rows
 
 QUICK = DrainPolicy(
@@ -87,7 +87,7 @@ class LaneUnderTest:
 
 
 def open_s3() -> Callable[[], Any]:
-    return partial(ObjectReader, "us-east-1")
+    return partial(object_reader, "us-east-1")
 
 
 def new_vault() -> str:

@@ -26,7 +26,7 @@ def test_nothing_that_is_loaded_before_a_fork_starts_a_thread():
 def test_what_tasks_need_is_there_before_the_first_fork():
     code = "import sys; from stack.spark_python import preload; preload(); print(*sys.modules)"
     loaded = _run(code).communicate(timeout=60)[0].split()
-    assert {"boto3", "psycopg", "resources.exports", "lockstep.windows.staging"} <= set(loaded)
+    assert {"boto3", "psycopg", "resources.exports", "lockstep.exports.worker"} <= set(loaded)
     assert not {"pandas", "pyarrow"} & set(loaded)
 
 
