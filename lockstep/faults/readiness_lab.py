@@ -142,14 +142,21 @@ class JobPlace:
     @contextmanager
     def serving(self) -> Iterator[int]:
         """On a port of its own."""
-        server = ThreadingHTTPServer((LOOPBACK, 0), _handler(self))
-        server.daemon_threads = True
+        server = _QuietServer((LOOPBACK, 0), _handler(self))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield server.server_port
         finally:
             server.shutdown()
             server.server_close()
+
+
+class _QuietServer(ThreadingHTTPServer):
+    """Callers that the nemesis cuts off are what the lab is for: no trace of each on the terminal."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None: ...
 
 
 def _handler(place: JobPlace) -> type[BaseHTTPRequestHandler]:
