@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +28,13 @@ _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
 RECORD_EMPTY = {"spark.databricks.delta.skipRecordingEmptyCommits": "false"}
 """The settings under which a commit that changes nothing is made nevertheless, for the identity that it carries."""
 
+_REFUSE_OLD_VERSIONS = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
+# Delta's default is a task for each of 10,000 folders: a minute for a table that has three.
+_FEW_TASKS = {
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
+    "spark.databricks.delta.vacuum.parallelDelete.enabled": "true",
+    "spark.databricks.delta.vacuum.parallelDelete.parallelism": "16",
+}
 _NOT_A_TABLE = frozenset({"DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "PATH_NOT_FOUND"})
 
 
@@ -190,6 +197,25 @@ def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+
+
+def vacuum(spark: SparkSession, path: str, *, keep: timedelta) -> None:
+    """Delete the files that no version of the last `keep` needs. No row and no version changes; may be repeated.
+
+    Delta itself refuses to keep less than the table's `delta.deletedFileRetentionDuration`.
+    """
+    hours = int(keep.total_seconds() // 3600)
+    with settings(spark, _FEW_TASKS):
+        spark.sql(f"VACUUM {quoted(path)} RETAIN {hours} HOURS").collect()
+
+
+def read_however_old(spark: SparkSession) -> None:
+    """Let this session read every version whose log and files are there.
+
+    Without it Delta refuses versions beyond `delta.deletedFileRetentionDuration`, a week by default, although their
+    files are untouched. A setting of the session for good, because frames are computed long after they were made.
+    """
+    spark.conf.set(_REFUSE_OLD_VERSIONS, "false")
 
 
 @contextmanager

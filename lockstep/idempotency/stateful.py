@@ -9,6 +9,7 @@ history and images beside the table, one transaction). What does not: the decisi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 PATTERN = "stateful-merger"
 # Operations of Delta that rewrite files and change no row. What is not listed is taken for somebody's work.
 HARMLESS = frozenset({"OPTIMIZE", "REORG", "VACUUM START", "VACUUM END"})
+# Told by the text: the first is a condition of Delta, the second, of RESTORE after VACUUM, is words only.
+_GONE = re.compile(r"RETENTION|Not all files from version", re.IGNORECASE)
 
 
 class Refused(Terminal):
@@ -191,7 +194,7 @@ class DeltaTable:
         return History(commits, complete=oldest == 0, restorable_from=oldest)
 
     def restore(self, version: int, run: Run) -> None:
-        """RESTORE, marked as ours. Delta refuses what its retention no longer covers, before anything changes."""
+        """RESTORE, marked as ours. Delta refuses what retention or VACUUM has let go, before anything changes."""
         from pyspark.errors import PySparkException
 
         statement = f"RESTORE TABLE {delta.quoted(self._target)} TO VERSION AS OF {int(version)}"
@@ -201,7 +204,7 @@ class DeltaTable:
             try:
                 self._spark.sql(statement).collect()
             except PySparkException as error:
-                if "RETENTION" not in (delta.condition_of(error) + str(error)).upper():
+                if not _GONE.search(delta.condition_of(error) + str(error)):
                     raise
                 raise Refused(
                     Refuse(

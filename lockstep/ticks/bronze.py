@@ -107,10 +107,8 @@ def read_tick(spark: SparkSession, lake: str, tick: Tick, table: str) -> DataFra
     Beside the declared columns they have `_tick_id`, `_dt`, `_file_seq` and `_row`; columns that later ticks added
     are absent, columns that this tick did not have are NULL.
     """
-    commit = tick.commit_of(table)
-    frame = (
-        spark.read.format("delta").option("versionAsOf", commit.version).load(table_path(lake, tick.project_id, table))
-    )
+    delta.read_however_old(spark)  # a project may have stood still for weeks
+    frame = delta.read(spark, table_path(lake, tick.project_id, table), version=tick.commit_of(table).version)
     return frame.where(frame[TICK_COLUMN] == tick.tick_id)
 
 

@@ -29,14 +29,18 @@ def explain_failure(error: Exception, s3: Any, bucket: str, keys: Sequence[str],
     """
     unit, condition = f"tick {tick_id}", delta.condition_of(error)
     if condition.startswith(_OTHER_TYPE):
-        return InvalidManifest("SchemaConflict", "a column would change its type.", unit=unit, problems=[_line(error)])
+        return InvalidManifest(
+            "SchemaConflict", "a column would change its type.", unit=unit, problems=[first_line(error)]
+        )
     try:
         problems = [f"{key.rpartition('/')[2]}: {why}" for key in keys if (why := unreadable(s3, bucket, key))]
     except LockstepError as away:
         return away
     if problems:
         return InvalidManifest("UnreadablePart", "some parts cannot be read.", unit=unit, problems=problems)
-    return Transient(f"bronze could not be written: {condition or type(error).__name__}: {_line(error)}", unit=unit)
+    return Transient(
+        f"bronze could not be written: {condition or type(error).__name__}: {first_line(error)}", unit=unit
+    )
 
 
 def unreadable(s3: Any, bucket: str, key: str) -> str | None:
@@ -54,10 +58,11 @@ def unreadable(s3: Any, bucket: str, key: str) -> str | None:
             for _ in pq.ParquetFile(cast("BinaryIO", copy)).iter_batches(batch_size=_BATCH_ROWS):
                 pass
         except (pa.ArrowException, OSError, ValueError) as error:
-            return _line(error)
+            return first_line(error)
     return None
 
 
-def _line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What a person reads: the rest of an error of Spark is the stack of its JVM."""
     lines = str(error).replace("\x00", "").strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__

@@ -1,6 +1,7 @@
-"""`lockstep ticks status|reconcile|redrive-dlq|retention`: looking after committed ticks. Words and tables only.
+"""`lockstep ticks status|reconcile|redrive-dlq|retention|vacuum`: looking after committed ticks. Words and tables only.
 
-What belongs here: options, tables, JSON. What does not: the deeds (silver/operations.py) and who may send (cli.py).
+What belongs here: options, tables, JSON. What does not: the deeds (silver/operations.py, silver/retention.py) and who
+may send (cli.py).
 """
 
 from __future__ import annotations
@@ -8,21 +9,25 @@ from __future__ import annotations
 import getpass
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from lockstep.kernel.ids import SystemIds
-from lockstep.kernel.settings import load_settings
+from lockstep.kernel.settings import Settings, load_settings
 from lockstep.ticks.parts import PartObjects
 from lockstep.ticks.silver import operations
+from lockstep.ticks.silver.retention import FILES_DAYS, RETENTION_DAYS, retain, vacuum_tables
 from lockstep.ticks.silver.store import Actor
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from resources.silver import Silver
 
 console = Console(width=None if sys.stdout.isatty() else 160)
@@ -37,6 +42,7 @@ def register(app: typer.Typer) -> None:
     app.command()(reconcile)
     app.command("redrive-dlq")(redrive_dlq)
     app.command()(retention)
+    app.command()(vacuum)
 
 
 def status(
@@ -93,23 +99,16 @@ def redrive_dlq(reason: Reason = "redrive", as_json: Json = False) -> None:
 
 
 def retention(
-    days: Annotated[int, typer.Option(help="Keep so many days.")] = operations.RETENTION_DAYS,
+    days: Annotated[int, typer.Option(help="Keep so many days.")] = RETENTION_DAYS,
     reason: Reason = "retention",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show which tables would lose days.")] = False,
     as_json: Json = False,
 ) -> None:
     """Forget bronze, gold and stored parts of older days, by metadata: whole partitions leave, no row is rewritten."""
-    from pyspark.sql import SparkSession  # heavy, and only this command needs it
-
-    with opened() as parts:
-        settings = parts.settings
-        spark = SparkSession.builder.remote(str(settings.spark_remote)).create()
-        try:
-            objects = PartObjects(parts.s3, settings.ticks_bucket, ids=SystemIds())
-            doer = this_person(reason)
-            found = operations.retain(parts, spark, settings.lake_bucket, objects, doer, days=days, dry_run=dry_run)
-        finally:
-            spark.stop()
+    with opened() as parts, connected(parts.settings) as spark:
+        lake, doer = parts.settings.lake_bucket, this_person(reason)
+        objects = PartObjects(parts.s3, parts.settings.ticks_bucket, ids=SystemIds())
+        found = retain(parts, spark, lake, objects, doer, days=days, dry_run=dry_run)
     rows = [{"table": one} for one in found.tables]
     head = {
         "before": found.before,
@@ -119,6 +118,36 @@ def retention(
         "dry_run": dry_run,
     }
     show({**head, "tables": list(found.tables)}, rows, as_json, head=head)
+
+
+def vacuum(
+    days: Annotated[int, typer.Option(help="Keep files that a version of the last so many days needs.")] = FILES_DAYS,
+    project: Annotated[str | None, typer.Option(help="Only this project; gold is left alone then.")] = None,
+    reason: Reason = "vacuum",
+    as_json: Json = False,
+) -> None:
+    """Delete files that no table needs any more: what merges replaced and retention forgot. No row changes."""
+
+    def shown(tables: list[str]) -> Iterable[str]:
+        return track(tables, "tables", console=Console(stderr=True), disable=as_json)
+
+    with opened() as parts, connected(parts.settings) as spark:
+        lake, doer = parts.settings.lake_bucket, this_person(reason)
+        found = vacuum_tables(parts, spark, lake, doer, days=days, project_id=project, each=shown)
+    rows = [{"table": one} for one in found.tables]
+    show({"days": found.days, "tables": list(found.tables)}, rows, as_json, head={"days": found.days})
+
+
+@contextmanager
+def connected(settings: Settings) -> Iterator[SparkSession]:
+    """A session for one command."""
+    from pyspark.sql import SparkSession  # heavy, and few commands need it
+
+    spark = SparkSession.builder.remote(str(settings.spark_remote)).create()
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 @contextmanager

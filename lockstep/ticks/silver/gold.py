@@ -68,6 +68,7 @@ class Gold:
         self.daily = DeltaDataset(f"{root}/{DAILY_ASSET}", "day", DAY, quota=QUOTA_DAYS)
         self.events = f"{root}/agent_events"
         self.sessions = f"{root}/{SESSIONS_ASSET}"
+        self.paths = (self.daily.path, self.events, self.sessions)
 
     def load_day(self, day: date, applied: Sequence[Applied]) -> int:
         """Make one day of the daily table anew from all its ticks. The same ticks again change nothing."""

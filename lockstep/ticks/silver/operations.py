@@ -1,34 +1,26 @@
-"""What a person may do to silver and its queue: replay, skip, status, reconcile, redrive, retention. All audited.
+"""What a person may do to silver and its queue: replay, skip, status, reconcile, redrive. All audited.
 
 What belongs here: checks before a deed, the deed, the audit row. What does not: words for the terminal
-(operations_cli.py) and clients, which are given. None of these can lose or double a tick: the ledger decides. Only a
-skip leaves one out, and it is kept on record.
+(operations_cli.py), what is forgotten (retention.py), and clients, which are given. None of these can lose or double a
+tick: the ledger decides. Only a skip leaves one out, and it is kept on record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from lockstep.idempotency.cleaner_delta import clean_delta, forget_delta
 from lockstep.kernel.clock import Clock
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import InvalidInput
-from lockstep.ticks import bronze
-from lockstep.ticks.model import DAY_COLUMN, Tick
-from lockstep.ticks.parts import PartObjects
+from lockstep.ticks.model import Tick
 from lockstep.ticks.silver.dispatch import DispatchTable
-from lockstep.ticks.silver.gold import Gold
 from lockstep.ticks.silver.intake import Swept, sweep
 from lockstep.ticks.silver.model import DispatchState, Lane
 from lockstep.ticks.silver.queue import Depth, Received, TickQueue, message_of
 from lockstep.ticks.silver.store import Actor, Backlog, SilverStore, Skipped
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-RETENTION_DAYS = 365
 _MOST_DEAD = 1000
 
 
@@ -268,62 +260,6 @@ def redrive(parts: Parts, actor: Actor, *, most: int = _MOST_DEAD) -> Redriven:
     details = {"sent": len(sent), "finished": len(finished), "unreadable": unreadable}
     parts.store.audit(actor, "ticks-redrive-dlq", parts.dead_letters.name, details)
     return Redriven(tuple(sent), tuple(finished), unreadable)
-
-
-class Forgotten(NamedTuple):
-    """What retention removed."""
-
-    before: str
-    bronze_files: int
-    gold_rows: int
-    ticks_without_parts: int
-    tables: tuple[str, ...]
-
-
-def retain(
-    parts: Parts,
-    spark: SparkSession,
-    lake: str,
-    objects: PartObjects,
-    actor: Actor,
-    *,
-    days: int = RETENTION_DAYS,
-    dry_run: bool = False,
-) -> Forgotten:
-    """Forget bronze and gold of days that ended longer ago than this, by metadata: whole partitions, no row deletes.
-
-    The stored parts of ticks that were committed longer ago go too. Silver holds the newest state of each key and is
-    not touched. The ledger of ticks is kept.
-    """
-    if days < 1:
-        raise InvalidInput(f"{days} days keep nothing.", next_step="give --days 1 or more.")
-    since = parts.store.ticks.now() - timedelta(days=days)  # a machine whose clock runs ahead would forget too much
-    limit = since.date()
-    before = f"{limit:%Y%m%d}"
-    tables = parts.store.bronze_tables_before(before)
-    files = rows = without = 0
-    if not dry_run:
-        run = f"retention:{before}"
-        parts.store.audit(actor, "ticks-retention", before, {"days": days, "tables": len(tables)})
-        for project_id, table in tables:
-            files += forget_delta(spark, bronze.table_path(lake, project_id, table), DAY_COLUMN, before=before, run=run)
-            crash_point("silver.retention.table_forgotten")
-        gold = Gold(spark, lake)
-        for day in gold.days_before(limit):
-            rows += clean_delta(spark, gold.daily, day, run=run)
-        without = _forget_parts(parts, objects, since)
-    return Forgotten(before, files, rows, without, tuple(f"{project}/{table}" for project, table in tables))
-
-
-def _forget_parts(parts: Parts, objects: PartObjects, before: datetime) -> int:
-    """Objects first: rows without objects are found again, objects without rows never."""
-    gone = 0
-    while ticks := parts.store.ticks.with_parts_before(before):
-        for project_id, tick_id in ticks:
-            objects.sweep(project_id, tick_id, keep=(), before=parts.clock.now())
-            parts.store.ticks.forget_parts(project_id, tick_id)
-        gone += len(ticks)
-    return gone
 
 
 def _names(received: Iterable[Received]) -> list[str]:

@@ -113,6 +113,9 @@ SELECT p.org_id, p.project_id, coalesce(l.watermark, 0), coalesce(l.generation, 
 _OLD_TABLES = """
 SELECT DISTINCT t.project_id, c ->> 'table' FROM ticks.tick AS t, jsonb_array_elements(t.commits) AS c
  WHERE t.state = 'committed' AND t.dt < %(before)s ORDER BY 1, 2"""
+_TABLES_OF_TICKS = """
+SELECT DISTINCT t.project_id, c ->> 'table' FROM ticks.tick AS t, jsonb_array_elements(t.commits) AS c
+ WHERE t.state = 'committed' AND (%(project)s::text IS NULL OR t.project_id = %(project)s) ORDER BY 1, 2"""
 _FIRST_COMMITTED = """
 SELECT DISTINCT ON (project_id) tick_id FROM ticks.tick
  WHERE state = 'committed' AND (%(start)s::timestamptz IS NULL OR committed_at >= %(start)s)
@@ -199,6 +202,12 @@ class SilverStore:
         """Bronze tables, by project and name, that were given ticks of days before `dt`."""
         with transaction(self._source, what="looking for old ticks") as connection:
             return [(row[0], row[1]) for row in connection.execute(_OLD_TABLES, {"before": dt}).fetchall()]
+
+    def tables_of_ticks(self, project_id: str | None = None) -> list[tuple[str, str]]:
+        """Tables, by project and name, that were ever given a tick; those of one project if it is named."""
+        with transaction(self._source, what="looking for tables") as connection:
+            rows = connection.execute(_TABLES_OF_TICKS, {"project": project_id}).fetchall()
+        return [(row[0], row[1]) for row in rows]
 
     def forgotten(self, *, committed: datetime, now: datetime, again_after: timedelta, limit: int) -> list[Lane]:
         """Lanes whose next tick was committed before then, and that nobody was told about for `again_after`."""

@@ -76,7 +76,7 @@ class SilverTables:
 
     def path(self, project_id: str, table: str) -> str:
         """The address of a silver table."""
-        return f"s3a://{self._lake}/{_key(project_id, table)}"
+        return table_path(self._lake, project_id, table)
 
     def apply(self, step: Step) -> TableState:
         """Bring one table up to its tick. The same call again, after a death anywhere, ends in the same table.
@@ -314,6 +314,11 @@ def manifest_of(tick: Tick) -> Manifest:
         tick_id=tick.tick_id,
         limits=ANY_SIZE,
     )
+
+
+def table_path(lake: str, project_id: str, table: str) -> str:
+    """The address of a silver table."""
+    return f"s3a://{lake}/{_key(project_id, table)}"
 
 
 def _key(project_id: str, table: str) -> str:

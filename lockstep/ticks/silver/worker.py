@@ -18,6 +18,7 @@ from lockstep.kernel.errors import InvalidInput, LockstepError, LostClaim, Termi
 from lockstep.kernel.ids import IdSource, SystemIds
 from lockstep.kernel.lease import Heartbeat, Lease, LeaseStore
 from lockstep.kernel.logs import get_logger
+from lockstep.ticks.diagnose import first_line
 from lockstep.ticks.model import TableSpec, Tick
 from lockstep.ticks.silver import rules
 from lockstep.ticks.silver.dispatch import DispatchTable
@@ -230,8 +231,9 @@ class SilverWorker:
         now = self._clock.now()
         final = isinstance(error, Terminal | InvalidInput)
         parks = final or held.row.attempt >= MAX_ATTEMPTS
-        words = str(error) if isinstance(error, LockstepError) else f"{type(error).__name__}: {error}"
+        words = str(error) if isinstance(error, LockstepError) else f"{type(error).__name__}: {first_line(error)}"
         _log.warning("tick failed", tick=tick.tick_id, attempt=held.row.attempt, parks=parks, error=words)
+        _log.debug("tick failed", tick=tick.tick_id, exc_info=error)
         self.store.fail(held.lease, held.lane, tick, words, parks=parks)
         crash_point("silver.tick.failure_recorded")
         retry = rules.retry_at(held.row.attempt, now)

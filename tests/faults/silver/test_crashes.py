@@ -25,7 +25,7 @@ from lockstep.kernel.errors import InvalidInput
 from lockstep.kernel.ids import SystemIds
 from lockstep.kernel.settings import PROJECT_ROOT
 from lockstep.ticks.parts import PartObjects
-from lockstep.ticks.silver import operations
+from lockstep.ticks.silver import operations, retention
 from lockstep.ticks.silver.gold import Gold
 from lockstep.ticks.silver.intake import sweep
 from lockstep.ticks.silver.store import Actor
@@ -60,6 +60,7 @@ OTHER_POINTS = {
     "silver.table.put_back",
     "silver.redrive.sent",
     "silver.retention.table_forgotten",
+    "silver.vacuum.table_done",
     "silver.gold.day_loaded",
 }
 
@@ -221,10 +222,17 @@ def test_gold_and_retention_that_fail_or_hang_while_another_one_works_end_as_one
     world.ask("UPDATE ticks.tick SET dt = '20260507' RETURNING 1")
 
     def forget(hands: World) -> Callable[[], object]:
-        return lambda: operations.retain(_parts(world), hands.spark, world.lake, _objects(world), ACTOR, days=1)
+        return lambda: retention.retain(_parts(world), hands.spark, world.lake, _objects(world), ACTOR, days=1)
 
     meet("silver.retention.table_forgotten", mode, forget(world), forget(rival), blocked_after=60)
     forget(world)()
+
+    def free(hands: World) -> Callable[[], object]:
+        return lambda: retention.vacuum_tables(
+            _parts(world), hands.spark, world.lake, ACTOR, project_id=project.project_id
+        )
+
+    meet("silver.vacuum.table_done", mode, free(world), free(rival), blocked_after=60)
     for table in ("orders", "people"):
         path = f"s3a://{world.lake}/bronze/{project.project_id}/{table}"
         assert world.spark.read.format("delta").load(path).count() == 0
@@ -312,14 +320,21 @@ def test_gold_and_retention_that_die_in_the_middle_are_finished_by_a_repeat(worl
     assert gold.load_day(day, applied) == 0, "the same ticks again change nothing"
     assert world.spark.read.format("delta").load(gold.daily.path).where(f"day = '{day}'").count() == 1
 
-    def forget() -> operations.Forgotten:
-        return operations.retain(_parts(world), world.spark, world.lake, _objects(world), ACTOR, days=1)
+    def forget() -> retention.Forgotten:
+        return retention.retain(_parts(world), world.spark, world.lake, _objects(world), ACTOR, days=1)
 
     world.ask("UPDATE ticks.tick SET dt = '20260507' RETURNING 1")
     with armed("silver.retention.table_forgotten", "raise"), pytest.raises(CrashInjected):
         forget()
     again = forget()
     assert f"{project.project_id}/people" in again.tables
+
+    def free() -> retention.Vacuumed:
+        return retention.vacuum_tables(_parts(world), world.spark, world.lake, ACTOR, project_id=project.project_id)
+
+    with armed("silver.vacuum.table_done", "raise"), pytest.raises(CrashInjected):
+        free()
+    assert len(free().tables) == 4
     for table in ("orders", "people"):
         path = f"s3a://{world.lake}/bronze/{project.project_id}/{table}"
         assert world.spark.read.format("delta").load(path).count() == 0
