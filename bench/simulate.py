@@ -197,7 +197,7 @@ ASSUMED: dict[str, tuple[float, str]] = {
     "chunk_build": (0.25, "lockstep bench exports: 30,000 rows, per worker"),
     "chunk_wait": (15.0, "lockstep bench exports: end to end, beyond the rows"),
     "tick_finalize": (1.5, "lockstep bench ticks: finalize_seconds"),
-    "tick_silver": (3.0, "not in a benchmark: seconds of a silver_ticks run per tick, beyond its start"),
+    "tick_silver": (3.0, "lockstep bench ticks: silver_seconds_per_tick"),
     "readiness_step": (0.02, "lockstep bench readiness: steps_per_s"),
 }
 _CHUNK_ROWS = 30_000
@@ -228,6 +228,8 @@ def _measured(results: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     sizes = [int(name.rpartition("_")[2]) for name in ticks if name.startswith("finalize_seconds_at_")]
     if sizes:
         yield "tick_finalize", statistics.median(ticks[f"finalize_seconds_at_{max(sizes)}"])
+    if silver := ticks.get("silver_seconds_per_tick"):
+        yield "tick_silver", statistics.median(silver)
     if steps := results.get("readiness", {}).get("ratios", {}).get("steps_per_s"):
         yield "readiness_step", 1 / steps
 

@@ -44,6 +44,7 @@ from lockstep.ticks.store import Received
 from lockstep.ticks.worker import Committer
 from resources.clients import aws_client
 from resources.exports import s3_client
+from resources.silver import open_silver
 from resources.ticks import WarmSpark, open_plant, project_store
 
 _TEXT = 88  # characters of the one long column: with it 50,000 rows are 5 MB
@@ -87,6 +88,7 @@ class _Bench:
         result.samples["delta_rs_seconds"] = bare
         result.ratio("vs_delta_rs", median(ours[most]) / median(bare))
         result.ratio("parallel_orgs_speedup", self._parallel(3 if self.context.quick else 8), Target(1.0))
+        self._silver(result)
         self._parts(result)
         return result
 
@@ -106,6 +108,26 @@ class _Bench:
             result.samples[f"finalize_seconds_at_{goal}"] = found[goal]
             self.context.say(f"ours at {goal}: {median(found[goal]):.2f} s")
         return found
+
+    def _silver(self, result: Result) -> None:
+        """One worker drains committed ticks of a project into silver; the first, which makes the table, is left out."""
+        project, each = self._project(), 3 if self.context.quick else 5
+        with open_silver(self.settings, application_name="lockstep-bench") as parts:
+            worker = parts.worker(self.committer._plant.spark.session())
+
+            def drain(ticks: int) -> float:
+                for _ in range(ticks):
+                    self._finalize(project)
+                taken = seconds(lambda: worker.drain(project.project_id, run_id="bench"))
+                waiting = parts.store.plan(parts.store.lane(project.project_id)).ready
+                if waiting:
+                    raise Terminal("silver did not apply every tick.", unit=waiting[0].tick_id)
+                return taken / ticks
+
+            drain(1)
+            found = [drain(each) for _ in range(3)]
+        result.samples["silver_seconds_per_tick"] = found
+        self.context.say(f"silver: {median(found):.2f} s a tick")
 
     def _parallel(self, each: int) -> float:
         """Ticks of four organisations at the same time against as many of one organisation."""

@@ -167,7 +167,7 @@ class Lab:
         self.jobs_port = closing.enter_context(self.jobs.serving())
         self.markers: readiness_lab.MarkerClient | None = None
         self.threads: list[threading.Thread] = []
-        self.part_names = ["postgres", "dynamodb", "sqs", "s3"]
+        self.part_names = ["postgres", "dynamodb", "sqs", "s3", *(["spark"] if ticks else [])]
         self.units: dict[str, int] = {}
         self.nemesis = self._nemesis()
         os.environ.update(self.site.environment)  # this process itself uses the straight way

@@ -80,7 +80,8 @@ def test_costs_are_assumed_until_they_are_measured():
     assert measured["chunk_wait"].seconds == pytest.approx(40.0 - 0.5 * 40 * 800_000 / 500_000)
     assert measured["tick_finalize"].seconds == 1.1
     assert measured["readiness_step"].seconds == pytest.approx(0.01)
-    assert measured["tick_silver"].source.startswith("assumed"), "no benchmark measures it"
+    assert measured["tick_silver"].seconds == 2.5
+    assert measured["window_fetch"].source.startswith("assumed"), "no benchmark measures it"
 
 
 MEASURED = {
@@ -100,7 +101,13 @@ MEASURED = {
         "ratios": {"end_to_end_vs_psql_copy": 0.5},
         "machine": {"cores": 2},
     },
-    "ticks": {"samples": {"finalize_seconds_at_10": [0.9], "finalize_seconds_at_500": [1.1, 1.0, 1.2]}},
+    "ticks": {
+        "samples": {
+            "finalize_seconds_at_10": [0.9],
+            "finalize_seconds_at_500": [1.1, 1.0, 1.2],
+            "silver_seconds_per_tick": [2.5],
+        }
+    },
     "readiness": {"ratios": {"steps_per_s": 100.0}},
 }
 
@@ -116,6 +123,7 @@ def test_the_samples_that_are_read_are_the_ones_that_the_benchmarks_write():
         assert f'"{name}"' in texts["exports"]
     assert f"ROWS = {sim._CHUNK_ROWS:_}" in texts["exports"]
     assert 'f"finalize_seconds_at_{goal}"' in texts["ticks"]
+    assert '"silver_seconds_per_tick"' in texts["ticks"]
     assert '"steps_per_s"' in texts["readiness"]
 
 
