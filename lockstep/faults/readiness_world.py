@@ -7,7 +7,7 @@ not: faults (schedule.py), judgement (checker.py), evaluators and triggers on th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
@@ -104,6 +104,8 @@ class MemoryJobs:
     """Asked which run an execution is in, by nobody's hand: a look from above, not a step."""
     refusals: float = 0.25
     lengths: tuple[int, ...] = (1, 30, 300, 900)
+    fails: Callable[[Key], bool] | None = None
+    """Whether a job that is started now will fail; None leaves it to chance."""
     jobs: dict[str, _Running] = field(default_factory=dict)
     starts: list[str] = field(default_factory=list)
     overlaps: Counter[Key] = field(default_factory=Counter)
@@ -118,9 +120,7 @@ class MemoryJobs:
             others = [one for one in self.jobs.values() if one.key == job.key and not one.late and self._is_alive(one)]
             self.overlaps[job.key] += bool(others) and not late
             ends_at = self.world.time.monotonic() + chance.choice(self.lengths)
-            outcome = chance.choice((PollOutcome.SUCCEEDED,) * 3 + (PollOutcome.FAILED,))
-            category = chance.choice((Category.TRANSIENT, Category.TRANSIENT, Category.PERMANENT))
-            self.jobs[job.token] = _Running(job.key, late, ends_at, outcome, category)
+            self.jobs[job.token] = _Running(job.key, late, ends_at, *self._fate(job.key))
             self.starts.append(job.token)
         return Started(job.token, {"job": job.token})
 
@@ -158,6 +158,13 @@ class MemoryJobs:
             return "never started"
         return "running" if self._is_alive(one) else one.outcome.value
 
+    def _fate(self, key: Key) -> tuple[PollOutcome, Category]:
+        if self.fails is not None:
+            return PollOutcome.FAILED if self.fails(key) else PollOutcome.SUCCEEDED, Category.TRANSIENT
+        chance = self.world.random
+        outcome = chance.choice((PollOutcome.SUCCEEDED,) * 3 + (PollOutcome.FAILED,))
+        return outcome, chance.choice((Category.TRANSIENT, Category.TRANSIENT, Category.PERMANENT))
+
     def _knows(self, token: str) -> bool:
         return token in self.jobs
 
@@ -186,22 +193,25 @@ class _Evaluators(Runner):
 
 
 class ReadinessWorld:
-    """Two pipelines, one table, and everybody who touches them."""
+    """Pipelines, one table, and everybody who touches them."""
 
-    def __init__(self, world: World, history: History) -> None:
+    def __init__(self, world: World, history: History, plans: Mapping[str, Plan] = PLANS) -> None:
         self.world = world
         self.history = history
+        self.plans = plans
         self.dynamo = MemoryDynamo({TABLE: ("PK", "SK")}, self._seen, {"GSI1": "GSI1SK"})
         self.ids = SeededIds(world.seed)
         self.store = Store(DynamoTable(self.dynamo), self.ids)  # type: ignore[arg-type]  # the same, in memory
         self.jobs = MemoryJobs(world, self._run_of)
         self.pager = Pager()
         self.reading = {"lagSeconds": _READY, "rows": 1}
+        self.late: set[Key] = set()
+        """Executions whose input is not there yet, whatever the reading of the others is."""
         self.stream: list[Marker] = []
         self.writes: list[tuple[str, int]] = []
         self.is_calm = False
         self._asked = 0
-        for plan in PLANS.values():
+        for plan in plans.values():
             self.store.register(plan.pipeline, {}, origin="simulation", since=timing.first_starts(plan, self._now()))
 
     def plane(self, actor: Actor) -> Plane:
@@ -211,11 +221,11 @@ class ReadinessWorld:
         store = Store(table, self.ids)
 
         def probe(config: Mapping[str, Any], key: Key, now: datetime) -> Mapping[str, Any]:
-            return self.world.call(actor, "evaluator.ask", lambda: dict(self.reading), unreachable)
+            return self.world.call(actor, "evaluator.ask", lambda: self._reading(key), unreachable)
 
         return Plane(
             store,
-            lambda: PLANS,
+            lambda: self.plans,
             _Evaluators(actor.clock, Builtins(store, {"tick-lag": probe})),
             Triggers({"http": reach(actor, "jobs", self.jobs, unreachable)}),
             Dispatcher([reach(actor, "pager", self.pager, unreachable)], actor.clock),
@@ -245,9 +255,10 @@ class ReadinessWorld:
         """A system that has new input says so until it is answered; some of it comes after the job has read."""
         for _ in range(3):
             key, source = self._some_key(), self.world.random.choice(("external", "late-data:file"))
-            self._mark(actor, key, source)
+            self.mark_one(actor, key, source)
 
-    def _mark(self, actor: Actor, key: Key, source: str) -> None:
+    def mark_one(self, actor: Actor, key: Key, source: str = "external") -> None:
+        """One marker, until it is answered."""
         self._ask(actor, unit_of(key), unit_of(key), lambda control: control.mark(key, source))
 
     def report(self, actor: Actor) -> None:
@@ -270,14 +281,14 @@ class ReadinessWorld:
         else:
             name = f"rerun-{self._asked}"
             key = self.world.random.choice(
-                [one.key for one in self._ledger().executions() if one.status.is_terminal] or [key]
+                [one.key for one in self.ledger().executions() if one.status.is_terminal] or [key]
             )
             self._ask(actor, name, name, lambda control: control.rerun(key, Reason.MANUAL, "by hand", name))
 
     def look(self, actor: Actor) -> None:
         """Somebody reads how the executions are, each in the generation that it is in."""
         control = self._control(actor)
-        for state in list(self._ledger().executions()):
+        for state in list(self.ledger().executions()):
             unit = unit_of(state.key, state.generation)
             begun = self.history.invoke(actor.name, Verb.READ, unit, at=self.world.time.monotonic())
             try:
@@ -304,20 +315,20 @@ class ReadinessWorld:
 
     def is_settled(self) -> bool:
         """Whether every execution has ended, every marker was heard, and every alert told."""
-        ledger = self._ledger()
+        ledger = self.ledger()
         return not ledger.left() and not self.stream and set(ledger.alerts()) <= self.pager.told
 
     def stores(self) -> Stores:
         """What is there in the end, as the checker reads it."""
-        found = self._ledger().stores(self.jobs.starts, self.jobs.outcome, self.pager.told)
+        found = self.ledger().stores(self.jobs.starts, self.jobs.outcome, self.pager.told)
         found.writes += self.writes
         for key, count in self.jobs.overlaps.items():
             found.limits.append(Limit(str(key), "jobs were started beside one that was alive", count, 0))
         return found
 
-    def _ledger(self) -> Ledger:
+    def ledger(self) -> Ledger:
         """The table as it is; nobody's step."""
-        return Ledger(self.dynamo.tables[TABLE].values(), PLANS)
+        return Ledger(self.dynamo.tables[TABLE].values(), self.plans)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -359,10 +370,13 @@ class ReadinessWorld:
 
     def _some_key(self) -> Key:
         chance = self.world.random
-        return Key(chance.choice(sorted(PLANS)), _day(self.world) - timedelta(days=chance.choice((0, 0, 0, 1))))
+        return Key(chance.choice(sorted(self.plans)), _day(self.world) - timedelta(days=chance.choice((0, 0, 0, 1))))
+
+    def _reading(self, key: Key) -> dict[str, int]:
+        return {**self.reading, "lagSeconds": _NOT_READY} if key in self.late else dict(self.reading)
 
     def _run_of(self, key: Key) -> str | None:
-        state = self.store.load(key, PLANS[key.pipeline], self._now())
+        state = self.store.load(key, self.plans[key.pipeline], self._now())
         return state.run_id if state is not None else None
 
     def _now(self) -> datetime:

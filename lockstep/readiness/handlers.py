@@ -16,6 +16,7 @@ from lockstep.readiness import codec, rules, stream
 from lockstep.readiness.model import (
     FACTS,
     Alert,
+    CancelAnswered,
     DeliverAlerts,
     Delivered,
     Evaluated,
@@ -179,14 +180,17 @@ class Handlers:
         return self._job_answer(state, state.run_id if state.status.is_live else str(event["runID"]))
 
     def run_checker(self, event: Mapping[str, Any]) -> Answer:
-        """Ask after the job."""
+        """Ask after the job, and stop it if it must not go on."""
         state = self._load(self._key(event))
         if state.status is not RunStatus.RUNNING:
             return self._job_answer(state, str(event["runID"]))
         run_id = state.run_id
         polled = self._plane.triggers.status(state, run_id, state.handle)
-        state = self._step(self._step(state.key, polled).key, Tick())
-        return self._job_answer(state, run_id)
+        state = self._step(state.key, polled)
+        if state.cancel is not None and state.run_id == run_id:
+            stopped = self._plane.triggers.cancel(state, run_id, state.handle)
+            state = self._step(state.key, CancelAnswered(run_id, stopped))
+        return self._job_answer(self._step(state.key, Tick()), run_id)
 
     def _job_answer(self, state: Execution, run_id: str) -> Answer:
         if state.status.is_live and state.run_id == run_id:

@@ -266,9 +266,6 @@ def _tick_triggering(state: Execution, now: datetime, out: Effects) -> Execution
 
 def _tick_running(state: Execution, now: datetime, out: Effects) -> Execution:
     state = _watch_deadlines(state, now, out)
-    if state.cancel is None and now >= (state.triggered_at or state.started_at) + state.plan.run_timeout:
-        state = _alert(state, "run_timeout", Level.ERROR, "the job takes longer than it may", now, out, per_try=True)
-        state = state.changed(cancel=Cancel("it takes longer than it may", by_timeout=True), next_at=now)
     if state.next_at is None or now >= state.next_at:
         ask = CancelRun if state.cancel is not None else PollRun
         out.append(ask(state.run_id, state.handle))
@@ -455,12 +452,22 @@ def _polled(state: Execution, event: Polled, now: datetime, out: Effects) -> Exe
         return _job_ended_badly(state, event, now, out)
     state = state.changed(polls=state.polls + 1, next_at=now + state.plan.poll_interval)
     if outcome is PollOutcome.RUNNING:
-        return state.changed(unknown_polls=0, known_at=now)
+        return _stop_overdue(state.changed(unknown_polls=0, known_at=now), now, out)
     state = state.changed(unknown_polls=state.unknown_polls + 1)
     if state.unknown_polls < UNKNOWN_POLLS_BEFORE_ALERT:
         return state
     message = f"the job's state is unknown for {state.unknown_polls} polls: {event.message}"
-    return _alert(state, "status_unknown", Level.WARNING, message[:500], now, out, per_try=True)
+    state = _alert(state, "status_unknown", Level.WARNING, message[:500], now, out, per_try=True)
+    return _stop_overdue(state, now, out)
+
+
+def _stop_overdue(state: Execution, now: datetime, out: Effects) -> Execution:
+    """Stop a job that runs too long. Only its own answer leads here: it may have ended well while nobody looked."""
+    if state.cancel is not None or now < (state.triggered_at or state.started_at) + state.plan.run_timeout:
+        return state
+    state = _alert(state, "run_timeout", Level.ERROR, "the job takes longer than it may", now, out, per_try=True)
+    out.append(CancelRun(state.run_id, state.handle))
+    return state.changed(cancel=Cancel("it takes longer than it may", by_timeout=True))
 
 
 def _job_ended_badly(state: Execution, event: Polled, now: datetime, out: Effects) -> Execution:

@@ -6,9 +6,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lockstep.faults.schedule import Never, Script, World
-from tests.faults.models import accelerator, original_exports, original_ticks, original_windows, ours
+from tests.faults.models import (
+    accelerator,
+    original_exports,
+    original_readiness,
+    original_ticks,
+    original_windows,
+    ours,
+)
 from tests.faults.models.oracle import Count, Facts, count
-from tests.faults.models.scripts import EXPORTS, TICKS, WINDOWS, Scenario
+from tests.faults.models.scripts import EXPORTS, READINESS, TICKS, WINDOWS, Scenario
 
 ORIGINAL, VENDOR, OURS = "original design", "vendor accelerator", "Lockstep"
 _MOST_CALLS = 500
@@ -19,6 +26,7 @@ DESIGNS: dict[str, tuple[list[Scenario], dict[str, Run]]] = {
     "windows": (WINDOWS, {ORIGINAL: original_windows.run, VENDOR: accelerator.run, OURS: ours.run_windows}),
     "exports": (EXPORTS, {ORIGINAL: original_exports.run, OURS: ours.run_exports}),
     "ticks": (TICKS, {ORIGINAL: original_ticks.run, OURS: ours.run_ticks}),
+    "readiness": (READINESS, {ORIGINAL: original_readiness.run, OURS: ours.run_readiness}),
 }
 
 

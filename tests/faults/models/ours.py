@@ -1,22 +1,29 @@
 """Lockstep itself, played by the same scripts: the project's own workers, rules, queue and dispatch code.
 
-Nothing is retold here: windows_world, exports_world and ticks_world run the real code on parts in memory.
+Nothing is retold here: the worlds of the four pipelines run the real code on parts in memory.
 """
 
 from __future__ import annotations
 
+from datetime import date, timedelta
 from typing import Any
 
 from lockstep.exports.model import ChunkStatus
 from lockstep.faults.exports_world import OLD, ExportsWorld
 from lockstep.faults.history import History
 from lockstep.faults.parts import MemoryBucket
+from lockstep.faults.readiness_ledger import unit_of
+from lockstep.faults.readiness_world import PLANS, ReadinessWorld
 from lockstep.faults.schedule import PAUSE_SECONDS, World
 from lockstep.faults.ticks_world import TicksWorld
 from lockstep.faults.windows_world import QUARTER, START, VAULT, WindowsWorld
+from lockstep.readiness.model import Key, PollOutcome
 from lockstep.windows.model import QUEUE_TABLE
 from tests.faults.models.oracle import Facts
 from tests.faults.models.scripts import RIVAL_SECONDS, TICKS_IN_ALL, Scenario, Source, name
+
+_BY_MARKER = {"load": PLANS["load"]._replace(watched=False, downstream=())}
+"""Only markers ask for an execution, as in the original: a schedule would ask anyway."""
 
 
 def run_windows(world: World, scenario: Scenario) -> Facts:
@@ -117,6 +124,41 @@ def run_ticks(world: World, scenario: Scenario) -> Facts:
     effects = [tick for tick, _, _ in this.delta.log if tick in wanted]
     finished = {one.tick_id for one in this.ticks.committed_ticks if this.silver.row.watermark >= (one.sequence or 0)}
     return Facts(wanted, effects, finished)
+
+
+def run_readiness(world: World, scenario: Scenario) -> Facts:
+    """No person takes part: drivers come again, and the watchdog."""
+    this = ReadinessWorld(world, History(), _BY_MARKER)
+    this.calm_down()
+    source = Source(scenario)
+    keys = {name(number): Key("load", date(2026, 1, 1) + timedelta(days=number)) for number in range(TICKS_IN_ALL)}
+    units = {key: unit for unit, key in keys.items()}
+    this.jobs.fails = lambda key: _fails_once(source, units[key])
+    told = []
+    for tick in scenario.ticks(world):
+        for unit in source.asked(tick):
+            world.start(f"client.{tick}", lambda actor, key=keys[unit]: this.mark_one(actor, key))
+            world.run()
+        this.late = {key for unit, key in keys.items() if unit not in source.published}
+        told += this.stream
+        if scenario.repeat:
+            this.stream += told[:1]
+        for _ in range(2):  # once to start the job, once to see its end
+            scenario.together(world, tick, [("driver", this.drive)] * scenario.copies)
+        world.start(f"watchdog.{tick}", this.watch)
+        world.run()
+    answered = {event.key for event in this.history.events if event.outcome == "ok"}
+    wanted = [unit for unit in source.expected if unit_of(keys[unit]) in answered]
+    good = [one for one in this.jobs.starts if this.jobs.outcome(one) == PollOutcome.SUCCEEDED]
+    effects = [units[this.jobs.jobs[one].key] for one in good]
+    finished = {units[one.key] for one in this.ledger().executions() if one.status.is_success}
+    return Facts(wanted, [one for one in effects if one in wanted], finished, ordered=False)
+
+
+def _fails_once(source: Source, unit: str) -> bool:
+    failed = unit in source.damaged
+    source.damaged.discard(unit)
+    return failed
 
 
 def _lose_oldest(this: WindowsWorld) -> None:

@@ -28,7 +28,7 @@ class Scenario:
     Attributes:
         name: In words.
         sweep: The fault that is played at every call in turn; None for a scenario without one.
-        late: This unit is published two ticks late, later ones in time (windows).
+        late: This unit (for readiness: its input) is published two ticks late, later ones in time.
         poison: This unit is damaged until a person puts it right.
         lose_state: The control plane loses its oldest row after the second tick.
         repeat: Messages are delivered twice.
@@ -97,6 +97,13 @@ class Source:
             self.published.append(name(tick))
         return len(self.published) > before
 
+    def asked(self, tick: int) -> list[str]:
+        """One tick; the units that are asked for: the one whose time it is, and the one whose input has just come."""
+        before = list(self.published)
+        self.advance(tick)
+        asked = {name(tick), *self.published} - {*before}
+        return [unit for unit in self.expected if unit in asked]
+
     def offered(self) -> list[str]:
         """What the source lists, sorted."""
         return sorted(self.published)
@@ -137,5 +144,13 @@ TICKS = [
     Scenario("messages reordered", reorder=True),
     Scenario("a message is lost", lose_message=True),
     Scenario("a tick fails in silver, then works", poison=1),
+    TWO,
+]
+READINESS = [
+    CALM,
+    *SWEEPS,
+    Scenario("markers repeated", repeat=True),
+    Scenario("a job fails, then works", poison=1),
+    Scenario("an input is late", late=1),
     TWO,
 ]

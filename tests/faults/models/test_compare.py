@@ -40,7 +40,7 @@ def test_lockstep_loses_doubles_reorders_and_blocks_nothing(rows: dict[tuple[str
 def test_no_design_is_hurt_when_nothing_goes_wrong(rows: dict[tuple[str, str, str], Row]):
     """Guards fairness: a model that fails on its own would be a straw man."""
     calm = [row for row in rows.values() if row.scenario == "nothing goes wrong"]
-    assert len(calm) == 7
+    assert len(calm) == 9
     assert [row for row in calm if row.count.any] == []
 
 
@@ -64,6 +64,11 @@ def test_no_design_is_hurt_when_nothing_goes_wrong(rows: dict[tuple[str, str, st
         ("ticks", "crash after a call", ORIGINAL, "lost"),
         ("ticks", "messages reordered", ORIGINAL, "out_of_order"),
         ("ticks", "a tick fails in silver, then works", ORIGINAL, "lost"),
+        ("readiness", "crash before a call", ORIGINAL, "doubled"),
+        ("readiness", "crash after a call", ORIGINAL, "doubled"),
+        ("readiness", "request lost", ORIGINAL, "doubled"),
+        ("readiness", "answer lost after commit", ORIGINAL, "doubled"),
+        ("readiness", "an input is late", ORIGINAL, "stuck"),
     ],
 )
 def test_the_scripts_hit_the_other_designs(rows, pipeline: str, scenario: str, design: str, kind: str):
@@ -75,7 +80,7 @@ def test_every_sweep_struck_our_own_code_many_times(rows: dict[tuple[str, str, s
     swept = [
         row for row in rows.values() if row.design == OURS and row.scenario in ("crash after a call", "request lost")
     ]
-    assert len(swept) == 6
+    assert len(swept) == 8
     assert all(row.scripts >= 10 for row in swept)
 
 

@@ -117,6 +117,11 @@ CASES: dict[str, tuple[Plan, Callable[[World], None], Callable[[World, int], Non
         lambda world, turn: (world.read(0), world.jobs.end())[0] if turn > 1 else None,
     ),
     "fails twice": (_plan(), lambda world: None, lambda world, _: world.jobs.end("failed")),
+    "takes too long": (
+        _plan(run_timeout=timedelta(minutes=2)),
+        lambda world: None,
+        lambda world, _: None,
+    ),
     "validation timeout": (
         _plan(sla=SlaPlan(validation_timeout=timedelta(minutes=2)), retry=RetryPlan(max_attempts=1)),
         lambda world: world.read(500),

@@ -310,6 +310,43 @@ def test_a_cancelled_run_ends_when_the_job_has_stopped():
     assert set(world.jobs.state.values()) == {"cancelled"}
 
 
+def _running_for_hours() -> World:
+    world = _world(pipeline(run_timeout=timedelta(hours=1)))
+    world.tick()
+    world.clock.advance(3 * 3600)
+    return world
+
+
+@pytest.mark.parametrize("unreadable", [0, 4])
+def test_a_job_that_ended_well_while_no_driver_looked_is_not_run_again(unreadable: int):
+    """Its time was judged before it was asked: a driver that came back late stopped it, and ran it once more."""
+    world = _running_for_hours()
+    world.jobs.end()
+    world.jobs.unreadable = True
+    world.ticks(unreadable)
+    world.jobs.unreadable = False
+    world.ticks(4, seconds=600)
+    assert (world.state(KEY).status, len(world.jobs.starts)) == (RunStatus.COMPLETED, 1)
+    assert (world.jobs.cancels, world.pager.kinds) == ([], [])
+
+
+def test_a_job_that_says_that_it_still_runs_is_stopped_when_its_time_is_over():
+    world = _running_for_hours()
+    world.tick()
+    assert (world.jobs.cancels, world.pager.kinds) == (world.jobs.starts, ["run_timeout"])
+    assert world.state(KEY).failure.category is Category.TIMEOUT
+    world.ticks(2)
+    assert (world.state(KEY).attempt, len(world.jobs.starts)) == (2, 2)
+
+
+def test_a_job_of_which_nobody_can_say_anything_is_given_up_when_its_time_is_over():
+    world = _running_for_hours()
+    world.jobs.unreadable = True
+    world.ticks(12)
+    assert (world.state(KEY).status, len(world.jobs.starts)) == (RunStatus.FAILED, 1)
+    assert world.pager.kinds == ["status_unknown", "run_timeout", "pipeline_failed"]
+
+
 def test_an_alert_reaches_the_pager_although_its_driver_died_or_the_pager_was_down():
     """Guards alerts between the ledger and the sink: they wait in the execution until somebody took them."""
     world = _world(pipeline(sla=SlaPlan(evaluation="08:10")))
