@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.report import PARTS, median
+from bench.report import NOISE_MEASURE, PARTS, median
 
 _WIDTH = 7.5
 _OURS, _THEIRS = "#1f5f8b", "#b8b8b8"
@@ -82,7 +82,7 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
     machine = result["machine"]
     yield (
         f"{machine['cores']} cores, {machine['memory_gb']} GB, Python {machine['python']}; load {machine['load'][0]} at"
-        " the end" + (f", equal work differed by {machine['noise']:.0%}." if "noise" in machine else ".")
+        f" the end{_noise(machine)}."
     )
     yield from ("", "| ratio | value | target | |", "|---|---:|---:|---|")
     for name, value in result["ratios"].items():
@@ -95,6 +95,14 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
         if samples:
             low, high = min(samples), max(samples)
             yield f"| {name.strip()} | {median(samples):,.3f} | {low:,.3f} | {high:,.3f} | {len(samples)} |"
+
+
+def _noise(machine: dict[str, Any]) -> str:
+    if "noise" not in machine:
+        return ""
+    if machine.get("noise_measure") != NOISE_MEASURE:  # kept from a run that measured it in the older way
+        return f", of equal turns the slowest took {machine['noise']:.0%} more than the fastest"
+    return f", the middle half of equal turns spread over {machine['noise']:.1%} of their median"
 
 
 def _draw(part: str, result: dict[str, Any], folder: Path) -> Iterator[Path]:

@@ -39,7 +39,7 @@ def run(context: Context) -> Result:
     platform = Platform.start(PARTS)
     try:
         vault = platform.begin()
-        files = Files(platform.s3, vault, platform.watermark())
+        files = Files(platform.s3, platform.bucket, vault, platform.watermark())
         context.say("one window first, so that code, Spark and tables are warm")
         platform.apply(files.publish(1))
         platform.rest()
@@ -84,7 +84,7 @@ def _backlog(context: Context, platform: Platform, files: Files, sizes: Sizes, r
         splits.append(platform.split())
         peaks.append(much())
         context.say(f"{ours[-1]:.1f} s; the same files by hand")
-        theirs.append(seconds(partial(by_hand, platform.dsn, platform.s3, windows)))
+        theirs.append(seconds(partial(by_hand, platform, windows)))
         context.say(f"{theirs[-1]:.1f} s by hand")
     result.samples["platform, s"], result.samples["hand-written, s"] = ours, theirs
     for name in splits[0]:

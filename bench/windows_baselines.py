@@ -11,11 +11,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.windows_files import COLUMNS, OBJECTS, Published
 from lockstep.kernel import postgres
-from lockstep.windows.model import BUCKET, FileType, file_key
+from lockstep.windows.model import FileType, file_key
 from stack.jars import cache_folder
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ _SECONDS = 300
 _PACKAGES = ("dlt[postgres]>=1.5", "pyarrow", "boto3")
 
 
-def by_hand(dsn: str, s3: Any, windows: Sequence[Published]) -> None:
+def by_hand(platform: Platform, windows: Sequence[Published]) -> None:
     """GET, COPY to a temporary table, merge, commit, window by window: no check, no ledger, no watermark."""
     columns = ", ".join(COLUMNS)
     sets = ", ".join(f"{name} = excluded.{name}" for name in COLUMNS[1:])
-    with postgres.connect(dsn, application_name="bench-by-hand") as connection:
+    with postgres.connect(platform.dsn, application_name="bench-by-hand") as connection:
         connection.execute(f"DROP SCHEMA IF EXISTS {_SCHEMA} CASCADE")
         connection.execute(f"CREATE SCHEMA {_SCHEMA}")
         for number in range(OBJECTS):
@@ -42,7 +42,7 @@ def by_hand(dsn: str, s3: Any, windows: Sequence[Published]) -> None:
             with connection.transaction():
                 for number in range(OBJECTS):
                     key = file_key(window, f"object_{number}__v", FileType.UPSERT)
-                    body = s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+                    body = platform.s3.get_object(Bucket=platform.bucket, Key=key)["Body"].read()
                     target = f"{_SCHEMA}.object_{number}__v"
                     connection.execute(f"CREATE TEMP TABLE staged (LIKE {target}) ON COMMIT DROP")
                     with connection.cursor().copy("COPY staged FROM STDIN (FORMAT csv, HEADER)") as copy:
@@ -66,7 +66,12 @@ def with_dlt(platform: Platform, windows: Sequence[Published], say: Callable[[st
         }
         for one in windows
     ]
-    order = {"bucket": BUCKET, "dsn": platform.dsn, "windows": work, "folder": str(platform.home / "bench" / "work")}
+    order = {
+        "bucket": platform.bucket,
+        "dsn": platform.dsn,
+        "windows": work,
+        "folder": str(platform.home / "bench" / "work"),
+    }
     script = Path(__file__).with_name("windows_dlt.py")
     done = subprocess.run(
         [str(python), str(script)],

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from lockstep.windows.model import BUCKET, FileType, RawFile, RawManifest, Window, file_key
+from lockstep.windows.model import FileType, RawFile, RawManifest, Window, file_key
 
 OBJECTS = 8
 ROWS = 100
@@ -32,8 +32,9 @@ class Published(NamedTuple):
 class Files:
     """Writes the next windows of one vault."""
 
-    def __init__(self, s3: Any, vault: str, start: datetime) -> None:
+    def __init__(self, s3: Any, bucket: str, vault: str, start: datetime) -> None:
         self._s3 = s3
+        self._bucket = bucket
         self._vault = vault
         self._next = start
 
@@ -55,7 +56,7 @@ class Files:
                 size += len(lines)
                 disk.write(lines)
             disk.flush()
-            self._s3.upload_file(disk.name, BUCKET, key)
+            self._s3.upload_file(disk.name, self._bucket, key)
         file = RawFile(name, FileType.UPSERT, key, digest.hexdigest(), size, rows, COLUMNS, f"Object.{name}")
         return [self._finish(window, (file,))]
 
@@ -69,7 +70,7 @@ class Files:
 
     def _finish(self, window: Window, files: tuple[RawFile, ...]) -> Published:
         manifest = RawManifest(window, files, (), (), sum(file.rows for file in files), window.stop)
-        self._s3.put_object(Bucket=BUCKET, Key=window.manifest_key, Body=manifest.to_json())
+        self._s3.put_object(Bucket=self._bucket, Key=window.manifest_key, Body=manifest.to_json())
         return Published(window, manifest.checksum)
 
     def _file(self, window: Window, number: int) -> RawFile:
@@ -77,7 +78,7 @@ class Files:
         salt = int(hashlib.sha256(f"{window.stoptime}/{number}".encode()).hexdigest()[:6], 16)
         body = _lines(window, range(-1, ROWS), salt=salt)
         key = file_key(window, name, FileType.UPSERT)
-        self._s3.put_object(Bucket=BUCKET, Key=key, Body=body)
+        self._s3.put_object(Bucket=self._bucket, Key=key, Body=body)
         digest = hashlib.sha256(body).hexdigest()
         return RawFile(name, FileType.UPSERT, key, digest, len(body), ROWS, COLUMNS, f"Object.{name}")
 

@@ -38,6 +38,7 @@ class Platform:
         self.dsn = settings.warehouse_dsn.get_secret_value()
         self.home = settings.home
         self.s3 = aws_client("s3", region=settings.aws_region)
+        self.bucket = settings.windows_bucket
         self._settings = settings
         self._vault = settings.vault_ids[-1]
         self._group = f"vault_{self._vault.replace('-', '_')}"

@@ -9,7 +9,7 @@ import dagster as dg
 
 from lockstep.kernel.clock import SystemClock
 from lockstep.windows.listing import read_listing
-from lockstep.windows.model import BUCKET, QUEUE_TABLE, WindowKind, check_vault_id, stoptime
+from lockstep.windows.model import QUEUE_TABLE, WindowKind, check_vault_id, stoptime
 from lockstep.windows.producer import ProducerReport
 from resources.databases import PostgresResource
 from resources.vaults import VaultSourceResource
@@ -85,8 +85,8 @@ def _raw_windows(vault: str) -> dg.AssetsDefinition:
             )
         ],
         description=(
-            f"Everything that vault {vault} lists, unpacked, counted and kept in s3://{BUCKET}/vault={vault}/, each "
-            f"window with a row in {QUEUE_TABLE}. A window that cannot be fetched yet is a gap and is tried again."
+            f"Everything that vault {vault} lists, unpacked, counted and kept in the bucket of raw windows, each with "
+            f"a row in {QUEUE_TABLE}. A window that cannot be fetched yet is a gap and is tried again."
         ),
     )
     def raw_windows(
@@ -103,13 +103,13 @@ def _raw_windows(vault: str) -> dg.AssetsDefinition:
         observed = {"listed": report.listed, "not_retrievable": len(report.gaps)}
         context.log_event(dg.AssetObservation(asset_key=source_key(vault), metadata=observed))
         return dg.MaterializeResult(
-            asset_key=key, metadata=_metadata(report), check_results=[_gap_result(vault, report)]
+            asset_key=key, metadata=_metadata(report, vault_source.bucket), check_results=[_gap_result(vault, report)]
         )
 
     return raw_windows
 
 
-def _metadata(report: ProducerReport) -> dict[str, dg.MetadataValue]:
+def _metadata(report: ProducerReport, bucket: str) -> dict[str, dg.MetadataValue]:
     until = report.contiguous_until
     found = {
         "listed": dg.MetadataValue.int(report.listed),
@@ -117,7 +117,7 @@ def _metadata(report: ProducerReport) -> dict[str, dg.MetadataValue]:
         "fetched_anew": dg.MetadataValue.int(len(report.replaced)),
         "gaps": dg.MetadataValue.md(_gap_table(report)),
         "problems": dg.MetadataValue.md("\n".join(f"- {one}" for one in report.problems) or "none"),
-        "dagster/uri": dg.MetadataValue.text(f"s3://{BUCKET}/vault={report.vault}/"),
+        "dagster/uri": dg.MetadataValue.text(f"s3://{bucket}/vault={report.vault}/"),
     }
     if until is not None:
         lag = (SystemClock().now() - until).total_seconds() / 60

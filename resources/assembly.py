@@ -34,7 +34,9 @@ def build_resources(settings: Settings) -> dict[str, Any]:
         "postgres": PostgresResource(dsn=dg.EnvVar("LOCKSTEP_POSTGRES_DSN")),
         "source": PostgresResource(dsn=dg.EnvVar("LOCKSTEP_SOURCE_DSN")),
         "vault_source": VaultSourceResource(
-            region_name=settings.aws_region, work_folder=str(settings.home / "work" / "windows")
+            region_name=settings.aws_region,
+            bucket=settings.windows_bucket,
+            work_folder=str(settings.home / "work" / "windows"),
         ),
         "warehouse": WarehouseResource(dsn=dg.EnvVar("LOCKSTEP_WAREHOUSE_DSN"), dialect=settings.warehouse_dialect),
         "windows": build_windows(settings, dg.EnvVar("LOCKSTEP_WAREHOUSE_DSN"), dg.EnvVar("LOCKSTEP_POSTGRES_DSN")),
@@ -44,11 +46,15 @@ def build_resources(settings: Settings) -> dict[str, Any]:
 def build_windows(settings: Settings, dsn: str, state_dsn: str) -> WindowsResource:
     """The window pipeline on the warehouse of this deployment."""
     if settings.warehouse_dialect != "redshift":
-        return WindowsResource(dsn=dsn, region_name=settings.aws_region)
+        return WindowsResource(dsn=dsn, bucket=settings.windows_bucket, region_name=settings.aws_region)
     from resources.redshift import RedshiftWindowsResource  # imports the driver of dagster-aws
 
     return RedshiftWindowsResource(
-        dsn=dsn, region_name=settings.aws_region, state_dsn=state_dsn, iam_role=settings.warehouse_iam_role
+        dsn=dsn,
+        bucket=settings.windows_bucket,
+        region_name=settings.aws_region,
+        state_dsn=state_dsn,
+        iam_role=settings.warehouse_iam_role,
     )
 
 

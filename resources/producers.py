@@ -25,7 +25,7 @@ from lockstep.windows.raw import RawStore
 def open_producer(
     vault: RegisteredVault,
     *,
-    s3: Any,
+    raw: RawStore,
     dynamodb: Any,
     folder: Path,
     environment: Mapping[str, str] = os.environ,
@@ -35,4 +35,4 @@ def open_producer(
     limits = httpx.Limits(max_connections=WORKERS + 1, max_keepalive_connections=WORKERS + 1)
     with httpx.Client(timeout=TIMEOUT, limits=limits, follow_redirects=False) as http:
         client = VaultClient(vault.id, vault.url, login, http)
-        yield Producer(client, RawStore(s3), WindowQueue(dynamodb), folder=folder)
+        yield Producer(client, raw, WindowQueue(dynamodb), folder=folder)

@@ -18,7 +18,6 @@ from lockstep.kernel.errors import Transient
 from lockstep.kernel.lease import LeaseStore
 from lockstep.warehouse.redshift import RedshiftDialect
 from lockstep.warehouse.session import Session
-from lockstep.windows.model import BUCKET
 from lockstep.windows.places import Place
 from lockstep.windows.redshift_place import RedshiftPlace
 from lockstep.windows.redshift_store import RedshiftStore
@@ -76,7 +75,6 @@ class RedshiftWindowsResource(WindowsResource):
 
     state_dsn: str = Field(repr=False, description="Address of the platform's PostgreSQL. Give it as EnvVar.")
     iam_role: str = Field(default="default", description="Role under which COPY reads the bucket.")
-    bucket: str = Field(default=BUCKET, description="Bucket of raw files and of staging.")
 
     def open_store(self) -> Sink:
         """Lanes, ledger and data in Redshift, leases in PostgreSQL. The control tables are made if absent."""

@@ -16,6 +16,7 @@ from pydantic import Field
 from lockstep.kernel.errors import InvalidInput
 from lockstep.vaults.registry import RegisteredVault, VaultRegistry
 from lockstep.windows.producer import Producer
+from lockstep.windows.raw import RawStore
 from resources.clients import aws_client
 from resources.databases import PostgresResource
 from resources.producers import open_producer
@@ -25,14 +26,15 @@ class VaultSourceResource(dg.ConfigurableResource):
     """Producers of registered vaults. Logins are read from the environment when a run needs them."""
 
     region_name: str
+    bucket: str = Field(description="Bucket of the raw windows.")
     work_folder: str = Field(description="Where archives are unpacked; local disk, emptied after each window.")
 
     @contextmanager
     def producer(self, vault: str, postgres: PostgresResource) -> Iterator[Producer]:
         """A producer of `vault`, usable inside the block."""
         registered = self._registered(vault, postgres)
-        s3, dynamodb = self._client("s3"), self._client("dynamodb")
-        with open_producer(registered, s3=s3, dynamodb=dynamodb, folder=Path(self.work_folder)) as producer:
+        raw, folder = RawStore(self._client("s3"), self.bucket), Path(self.work_folder)
+        with open_producer(registered, raw=raw, dynamodb=self._client("dynamodb"), folder=folder) as producer:
             yield producer
 
     def _registered(self, vault: str, postgres: PostgresResource) -> RegisteredVault:

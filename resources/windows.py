@@ -43,6 +43,7 @@ class WindowsResource(dg.ConfigurableResource):
     """Opens what applying windows to PostgreSQL needs. Factories, not clients, travel to Spark's workers."""
 
     dsn: str = Field(repr=False, description="Address of the warehouse. Give it as EnvVar.")
+    bucket: str = Field(description="Bucket of the raw windows, and of staging where the warehouse reads it itself.")
     region_name: str = "us-east-1"
 
     def ledger(self) -> WindowLedger:
@@ -78,7 +79,7 @@ class WindowsResource(dg.ConfigurableResource):
         self, spark: Callable[[], Any] | None = None, *, refetch: Refetch | None = None
     ) -> Iterator[WindowWorker]:
         """A worker. Without `spark` it stages in this process; without `refetch` it asks no source again."""
-        preparer = Preparer(self.place(), spark, open_s3=self._open_s3())
+        preparer = Preparer(self.place(), spark, open_s3=self._open_s3(), bucket=self.bucket)
         with self.store() as store:
             outside = Outside(refetch=refetch, alarm=raise_alert)
             yield WindowWorker(store, self.ledger(), preparer, outside=outside)

@@ -21,18 +21,24 @@ from starlette.responses import JSONResponse, Response
 
 from lockstep.kernel import trace
 from lockstep.kernel.errors import InvalidInput, LockstepError, LostClaim, Terminal, Transient
+from lockstep.kernel.logs import get_logger
 
 TYPE_TEMPLATE = "/problems/{type}"
 DEFAULT_RETRY_AFTER_SECONDS = 5
 SCOPE_TRACE = "lockstep.trace"
 
+PLATFORM_RETRY_AFTER_SECONDS = 30
+
+# An unexpected error may be over with the next call: who sends the same Idempotency-Key again does nothing twice.
 _RETRYABLE = {
+    HTTPStatus.INTERNAL_SERVER_ERROR,
     HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.TOO_EARLY,
     HTTPStatus.TOO_MANY_REQUESTS,
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
 }
+_log = get_logger("lockstep.problems")
 _RENAMED = {413: "Content Too Large", 414: "URI Too Long", 416: "Range Not Satisfiable", 422: "Unprocessable Content"}
 
 
@@ -104,6 +110,22 @@ def _terminal(_: ExceptionHandler, __: Request, error: Terminal) -> Problem:
         type_="terminal",
         status=HTTPStatus.UNPROCESSABLE_ENTITY,
         detail=_words(error),
+    )
+
+
+def platform_fault(_: ExceptionHandler, __: Request, error: Terminal) -> Problem:
+    """The answer to `Terminal` of a service whose clients' own faults all have types of their own.
+
+    A right, a bucket, a key or a table of the platform is missing. 422 would make every client give up its request for
+    a fault that is not the request's, and the words name what only the platform's people may read.
+    """
+    _log.error("the platform cannot do its part", error=str(error))
+    return Problem(
+        "Not possible until somebody has looked.",
+        type_="transient",
+        status=HTTPStatus.SERVICE_UNAVAILABLE,
+        detail="The cause is in the service's log, under this traceId.",
+        headers={"Retry-After": str(PLATFORM_RETRY_AFTER_SECONDS)},
     )
 
 

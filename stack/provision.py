@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 from lockstep.kernel.errors import Terminal
 from lockstep.kernel.settings import PROJECT_ROOT, Settings
-from lockstep.windows.model import BUCKET as RAW_BUCKET
 from stack.environment import DATABASES, LOOPBACK
 from stack.health import aws_client
 from stack.parts import Site, prepare_dagster
@@ -63,7 +62,8 @@ class Table:
 
 def buckets(site: Site) -> tuple[str, ...]:
     """The buckets of the platform."""
-    return (site.settings.lake_bucket, RAW_BUCKET, site.settings.exports_bucket, site.settings.ticks_bucket)
+    named = site.settings
+    return (named.lake_bucket, named.windows_bucket, named.exports_bucket, named.ticks_bucket)
 
 
 # A dead-letter queue keeps the original enqueue time, so it must retain for longer than its source.

@@ -67,7 +67,11 @@ class RedshiftLane(LaneUnderTest):
 
     @property
     def resource(self) -> WarehouseOnPostgres:
-        return WarehouseOnPostgres(dsn=f"{self.dsn}?sslmode=disable", state_dsn=os.environ["LOCKSTEP_POSTGRES_DSN"])
+        return WarehouseOnPostgres(
+            dsn=f"{self.dsn}?sslmode=disable",
+            bucket=self.world.bucket,
+            state_dsn=os.environ["LOCKSTEP_POSTGRES_DSN"],
+        )
 
     def new_store(self) -> Sink:
         return self.resource.open_store()

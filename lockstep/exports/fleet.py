@@ -37,8 +37,6 @@ BATCH = 8
 
 _log = get_logger(__name__)
 
-OpenWorker = Callable[[], AbstractContextManager[Worker]]
-
 
 @dataclass(frozen=True)
 class Opener:

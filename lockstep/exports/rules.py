@@ -57,7 +57,6 @@ _DATE = re.compile(DATE_PATTERN, re.ASCII)
 _FIELDS = frozenset({"items", "output", "force", "maxAge", "webhook"})
 
 CHUNK_POLICY = RetryPolicy(max_attempts=100, base_seconds=2.0, cap_seconds=120.0)
-BREAKER_POLICY = RetryPolicy(max_attempts=100, base_seconds=2.0, cap_seconds=60.0)
 
 
 class Problem(NamedTuple):

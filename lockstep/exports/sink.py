@@ -83,6 +83,13 @@ class ObjectStore:
         except BotoCoreError as error:
             raise _down(error) from error
 
+    def assert_bucket(self) -> None:
+        """Raises `Terminal` if the bucket itself is missing: asked for an object, S3 answers 404 to that as well."""
+        try:
+            self._client.head_bucket(Bucket=self._bucket)
+        except (ClientError, BotoCoreError) as error:
+            raise _down(error) from error
+
     def present(self, files: Sequence[CachedFile]) -> set[str]:
         """The ids of those files whose object is there with the recorded tag and size."""
         days, rest = _grouped(files, lambda one: _folder(one.object_key))

@@ -192,19 +192,6 @@ def sessions(events: Iterable[Event], gap: timedelta) -> list[Session]:
     return found
 
 
-def session_changes(
-    stored: Iterable[Session], events: Iterable[Event], users: set[str], gap: timedelta
-) -> tuple[list[Session], list[str]]:
-    """What must be written, and which keys must go, so that the sessions of `users` are those of `events`.
-
-    A session that grew backwards or joined another one leaves no orphan: its old key is among those that go.
-    """
-    wanted = {session.key: session for session in sessions((e for e in events if e.user in users), gap)}
-    present = {session.key: session for session in stored if session.user in users}
-    write = [session for key, session in wanted.items() if present.get(key) != session]
-    return write, [key for key in present if key not in wanted]
-
-
 def fold_sessions(spark: SparkSession, batch: DataFrame, *, events: str, sessions: str, gap: timedelta) -> int:
     """Add a batch (user, at, position, id) to the Delta table `events` and bring `sessions` up to date.
 

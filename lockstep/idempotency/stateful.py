@@ -32,6 +32,8 @@ from lockstep.idempotency.stateful_rules import (
     Restore,
     Run,
     decide,
+    once,
+    owed_erasures,
 )
 from lockstep.kernel.crash import crash_point
 from lockstep.kernel.errors import InvalidInput, LostClaim, Terminal
@@ -76,7 +78,7 @@ class VersionedTable(Protocol):
         """Put the table back, in a commit that says it is ours."""
 
     def erase(self) -> None:
-        """Delete again what somebody else had deleted and a restore brought back; nothing to do is fine."""
+        """Delete again what somebody else had deleted and a restore brought back, also one of a run that then died."""
 
     def merge(self, run: Run, *, first: bool) -> int:
         """Merge the increment in one commit that carries its mark, even if no row changes; return its version."""
@@ -112,12 +114,22 @@ def run_forward(table: VersionedTable, run: Run) -> Outcome:
     For a caller that holds the lane and whose own ledger says that `run.previous` is the newest run in the table. The
     table may show its latest commits only, so the cost does not grow with the history. The commit carries the same mark
     as one of `run_merge`: a later replay finds its way back over it.
+
+    Raises:
+        Refused: A replay died after its restore and still has rows to erase; nothing was changed.
     """
     commits = table.history(run).commits
     for place, commit in enumerate(commits):
         ours = commit.mark is not None and (commit.mark.execution, commit.mark.request) == (run.execution, run.request)
         if ours and not _undone(commit, commits[place + 1 :]):
             return Outcome(Done(commit.version), commit.version)
+    if owed := owed_erasures(commits):
+        refusal = Refuse(
+            Reason.UNFINISHED,
+            f"a replay put the table back and died before it erased what must stay deleted: {'; '.join(owed)}.",
+            "run the replay again: it erases the rows although it is not told to.",
+        )
+        raise Refused(refusal, unit=f"{run.pipeline} {run.execution}")
     first = run.previous is None
     return Outcome(Proceed(first), table.merge(run, first=first))
 
@@ -153,7 +165,8 @@ def merge_delta(
         target: Address of the table, which exists.
         source: The increment.
         erase: Predicate of rows that must stay deleted although the table goes back. They are deleted after the
-            restore and kept out of the increment. Needed when `run.undo` names a delete.
+            restore and kept out of the increment. Needed when `run.undo` names a delete. The restore carries it, so
+            that whichever run comes after a death there erases them too, told to or not.
 
     Raises:
         Refused: Nothing was changed.
@@ -161,8 +174,7 @@ def merge_delta(
         InvalidInput: The contract or the increment cannot be used; nothing was changed.
     """
     _refuse_tombstones(contract, target)
-    wanted = source if erase is None else source.where(f"NOT coalesce({erase}, false)")
-    table = DeltaTable(spark, contract, target, wanted, erase)
+    table = DeltaTable(spark, contract, target, source, erase)
     decision = allowed(decide(table.history(run), run), run)
     if not isinstance(decision, Done):
         table.check()  # before the table goes back: a bad increment must not leave it there
@@ -179,27 +191,34 @@ class DeltaTable:
         self._contract = contract
         self._target = target
         self._increment = increment
-        self._erase = erase
+        self._erase: tuple[str, ...] = () if erase is None else (erase,)
         self._seen = -1
 
     def check(self) -> None:
-        """Compute the increment once and see that it can be merged. Raises `InvalidInput`."""
-        self._increment = merger.checked_delta(self._contract, self._increment, unit=self._target)
+        """Compute the increment once, without rows to erase, and see that it can be merged. Raises `InvalidInput`."""
+        wanted = self._increment
+        for predicate in self._erase:
+            wanted = wanted.where(f"NOT coalesce({predicate}, false)")
+        self._increment = merger.checked_delta(self._contract, wanted, unit=self._target)
 
     def history(self, run: Run) -> History:
-        """The commits that the log still keeps."""
+        """The commits that the log still keeps. What a run that died had to erase is from now on to be erased."""
         commits = self._commits(run)
         self._seen = commits[-1].version
+        self._erase = once((*owed_erasures(commits), *self._erase))
         oldest = commits[0].version
         return History(commits, complete=oldest == 0, restorable_from=oldest)
 
     def restore(self, version: int, run: Run) -> None:
-        """RESTORE, marked as ours. Delta refuses what retention or VACUUM has let go, before anything changes."""
+        """RESTORE, marked as ours, with what is to be erased after it.
+
+        Delta refuses what retention or VACUUM has let go, before anything changes.
+        """
         from pyspark.errors import PySparkException
 
         statement = f"RESTORE TABLE {delta.quoted(self._target)} TO VERSION AS OF {int(version)}"
         fields = {"pipeline": run.pipeline, "execution": run.execution, "request": run.request}
-        stamp = delta.stamp(PATTERN, kind=Action.RESTORE.value, **fields)
+        stamp = delta.stamp(PATTERN, kind=Action.RESTORE.value, erase=list(self._erase), **fields)
         with delta.commit_as(self._spark, stamp), delta.contested(self._target):
             try:
                 self._spark.sql(statement).collect()
@@ -218,9 +237,9 @@ class DeltaTable:
 
     def erase(self) -> None:
         """A plain DELETE, not marked as ours: a later restore must refuse to undo it as well."""
-        if self._erase is not None:
+        for predicate in self._erase:
             with delta.contested(self._target):
-                self._spark.sql(f"DELETE FROM {delta.quoted(self._target)} WHERE {self._erase}").collect()
+                self._spark.sql(f"DELETE FROM {delta.quoted(self._target)} WHERE {predicate}").collect()
 
     def merge(self, run: Run, *, first: bool) -> int:
         """MERGE with its mark inside the commit; recorded even if it changes nothing."""
@@ -266,7 +285,8 @@ def delta_commit(found: delta.Commit, pipeline: str) -> Commit:
     if found.operation == "RESTORE":
         to = found.parameters.get("version", "")
         ours = ours and stamp.get("kind") == Action.RESTORE
-        return Commit(found.version, Action.RESTORE, "RESTORE", None, int(to) if to.isdigit() else None, ours)
+        erase = tuple(stamp.get("erase", ())) if ours else ()
+        return Commit(found.version, Action.RESTORE, "RESTORE", None, int(to) if to.isdigit() else None, ours, erase)
     if ours and found.operation == "MERGE" and stamp.get("kind") == Action.MERGE:
         mark = Mark(stamp["execution"], int(stamp["base_version"]), stamp["request"], bool(stamp["first"]))
         return Commit(found.version, Action.MERGE, "MERGE", mark, ours=True)

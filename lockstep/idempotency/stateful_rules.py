@@ -6,7 +6,7 @@ restoring and merging (stateful.py). The rule sees no separate state table, so s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -33,7 +33,7 @@ class Action(StrEnum):
 
 
 class Commit(NamedTuple):
-    """One version of the table. `ours` tells our restores from other people's."""
+    """One version of the table. `ours` tells our restores from other people's; `erase` is what such a one owes."""
 
     version: int
     action: Action
@@ -41,6 +41,7 @@ class Commit(NamedTuple):
     mark: Mark | None = None
     restored_to: int | None = None
     ours: bool = False
+    erase: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Reason(StrEnum):
     FOREIGN = "foreign"
     RETENTION = "retention"
     UNREADABLE = "unreadable"
+    UNFINISHED = "unfinished"
 
 
 class Proceed(NamedTuple):
@@ -160,6 +162,20 @@ def decide(history: History, run: Run) -> Decision:
     if own is not None and own.request == run.request:
         return Done(own.version)
     return _refusal(history, now, run) or _step(history, states, now, run)
+
+
+def owed_erasures(commits: Sequence[Commit]) -> tuple[str, ...]:
+    """What restores of ours promised to delete again, and no merge of ours has come since to say that it was done."""
+    owed: tuple[str, ...] = ()
+    for commit in commits:
+        if commit.ours:
+            owed = once((*owed, *commit.erase)) if commit.action is Action.RESTORE else ()
+    return owed
+
+
+def once(predicates: Iterable[str]) -> tuple[str, ...]:
+    """Each of them once, in their order."""
+    return tuple(dict.fromkeys(predicates))
 
 
 def _step(history: History, states: Mapping[int, _State], now: _State, run: Run) -> Decision:

@@ -115,11 +115,6 @@ def get_logger(name: str) -> Logger:
     return logger
 
 
-def redact(value: Any, *, known: tuple[str, ...] = ()) -> Any:
-    """A copy of `value` with every recognisable secret masked, ready for a log line or an error report."""
-    return _redact(value, known, 0)
-
-
 def redact_text(text: str, *, known: tuple[str, ...] = ()) -> str:
     """`text` with known literals and everything that looks like a secret masked."""
     for literal in known:

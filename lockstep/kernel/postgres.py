@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 from pydantic import SecretStr
 
-from lockstep.kernel.errors import InvalidInput, LockstepError, Terminal, Transient
+from lockstep.kernel.errors import InvalidInput, Terminal, Transient
 
 Connection = psycopg.Connection[Any]
 Pool = ConnectionPool[Connection]
@@ -155,13 +155,6 @@ def as_lockstep_error(
 def is_transient_code(code: str) -> bool:
     """Whether the same statement may succeed after an error with this SQLSTATE."""
     return code[:2] in _TRANSIENT_CLASSES or code in _TRANSIENT_CODES
-
-
-def is_transient(error: BaseException) -> bool:
-    """Classifier for `RetryPolicy.call`: whether a driver error is worth another try."""
-    if isinstance(error, LockstepError):
-        return isinstance(error, Transient)
-    return isinstance(error, psycopg.Error) and isinstance(as_lockstep_error(error), Transient)
 
 
 def identifier(*parts: str) -> sql.Identifier:

@@ -107,6 +107,11 @@ class Settings(BaseSettings):
     lake_bucket: str = Field(default="lockstep-lake", description="Bucket of the Delta tables.", examples=["acme-lake"])
 
     # --- windows -----------------------------------------------------------------------------------------------
+    windows_bucket: str = Field(
+        default="raw-ddapi",
+        description="Bucket of the raw windows, and of what is staged for Redshift.",
+        examples=["acme-raw-windows"],
+    )
     vaults: str = Field(
         default="1001,1002",
         description="Vaults whose windows are applied, with commas. Each gets its assets, its lane and its schema.",

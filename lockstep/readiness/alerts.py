@@ -133,7 +133,6 @@ class Dispatcher:
         self._sinks = tuple(sinks)
         self._clock = clock or SystemClock()
         self._paused_until = [0.0] * len(self._sinks)
-        self.dispatched = 0
         self.failed = 0
 
     def dispatch(self, alerts: Iterable[Alert]) -> frozenset[str]:
@@ -152,7 +151,6 @@ class Dispatcher:
                 self._paused_until[place] = self._clock.monotonic() + PAUSE_SECONDS
                 _log.warning("sink failed", sink=type(sink).__name__, alert=alert.id, error=str(error))
             else:
-                self.dispatched += 1
                 taken = True
         return taken
 

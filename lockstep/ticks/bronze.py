@@ -7,7 +7,6 @@ state (store.py), order and checks (worker.py). Objects are read by a client tha
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -16,7 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from lockstep.idempotency import delta
 from lockstep.idempotency.overwrite import write_unit
 from lockstep.kernel.deliver import as_aws_error
-from lockstep.kernel.errors import InvalidInput, Terminal
+from lockstep.kernel.errors import Terminal
 from lockstep.ticks.model import (
     BRONZE_PREFIX,
     DAY_COLUMN,
@@ -36,22 +35,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _Answer = TypeVar("_Answer")
-_COMMIT_KEY = re.compile(
-    rf"{BRONZE_PREFIX}/(?P<project>[0-9a-f-]{{36}})/(?P<table>[A-Za-z][A-Za-z0-9_]*)/_delta_log/(?P<version>\d{{20}})\.json",
-    re.ASCII,
-)
 
 
 class BronzeMoved(Terminal):
     """The commit that a message names is gone or is another one. Nothing may be read in its place."""
-
-
-class CommitPlace(NamedTuple):
-    """What the key of a commit file says."""
-
-    project_id: str
-    table: str
-    version: int
 
 
 def table_key(project_id: str, table: str) -> str:
@@ -67,14 +54,6 @@ def table_path(lake: str, project_id: str, table: str) -> str:
 def commit_key(project_id: str, table: str, version: int) -> str:
     """The key of one commit of a bronze table."""
     return f"{table_key(project_id, table)}/_delta_log/{version:020}.json"
-
-
-def parse_commit_key(key: str) -> CommitPlace:
-    """Read `bronze_db_key`. Raises `InvalidInput` for anything else than a commit of bronze."""
-    match = _COMMIT_KEY.fullmatch(key)
-    if match is None:
-        raise InvalidInput(f"{key!r} is not the commit of a bronze table.")
-    return CommitPlace(match["project"], match["table"], int(match["version"]))
 
 
 def assert_commit(s3: Any, lake: str, commit: TableCommit | TickMessage) -> None:

@@ -183,7 +183,6 @@ class Target:
     """A bronze table that a tick writes: its columns once the tick is in it, and the last version known of it."""
 
     columns: tuple[Column, ...]
-    is_new: bool
     grows: bool
     version: int
 
@@ -645,7 +644,7 @@ def _targets(connection: Connection, manifest: Manifest) -> dict[str, Target]:
     for table in manifest.tables:
         columns, version = known.get(table.name, ((), -1))
         evolved = rules.evolve(columns, table, unit=f"tick {manifest.tick_id}")
-        found[table.name] = Target(evolved, table.name not in known, len(evolved) > len(columns), version)
+        found[table.name] = Target(evolved, len(evolved) > len(columns), version)
     return found
 
 

@@ -14,6 +14,7 @@ from lockstep.kernel.errors import InvalidInput
 from lockstep.kernel.postgres import connect
 from lockstep.kernel.settings import Settings, load_settings
 from lockstep.vaults.registry import RegisteredVault, VaultRegistry
+from lockstep.windows.raw import RawStore
 
 if TYPE_CHECKING:
     from lockstep.windows.producer import Producer
@@ -58,5 +59,6 @@ def open_source(settings: Settings, vault: str) -> Iterator[Producer]:
 
     (found,) = registered(settings, vault)
     s3, dynamodb = (aws_client(name, region=settings.aws_region) for name in ("s3", "dynamodb"))
-    with open_producer(found, s3=s3, dynamodb=dynamodb, folder=settings.home / "work" / "windows") as producer:
+    raw, folder = RawStore(s3, settings.windows_bucket), settings.home / "work" / "windows"
+    with open_producer(found, raw=raw, dynamodb=dynamodb, folder=folder) as producer:
         yield producer

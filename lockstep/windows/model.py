@@ -17,7 +17,6 @@ from typing import Any
 
 from lockstep.kernel.errors import InvalidInput
 
-BUCKET = "raw-ddapi"
 QUEUE_TABLE = "ddapi_queue"
 MANIFEST_NAME = "lockstep-manifest.json"
 SOURCE_MANIFEST_NAME = "manifest.csv"

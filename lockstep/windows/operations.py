@@ -6,29 +6,26 @@ What belongs here: checks before a deed, the deed, the audit row. What does not:
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lockstep.kernel.errors import InvalidInput, LockstepError, Transient
 from lockstep.kernel.lease import Lease
 from lockstep.warehouse.model import vault_schema
 from lockstep.windows import rules
 from lockstep.windows.model import (
-    BUCKET,
     FIRST_EPOCH,
-    MANIFEST_NAME,
     QueueRow,
-    RawManifest,
     Window,
     WindowKind,
     WindowStatus,
     stoptime,
 )
 from lockstep.windows.queue import WindowQueue
+from lockstep.windows.raw import RawStore
 from lockstep.windows.store import BEGINNING, Applied, Claim, Lane
 from lockstep.windows.verify import count_problems, find_gaps
 
@@ -148,13 +145,13 @@ def verify(worker: WindowWorker, vault: str) -> list[str]:
         worker.store.drop_schemas(scratch)
 
 
-def rebuild_queue(worker: WindowWorker, s3: Any, queue: WindowQueue, vault: str, doer: Doer) -> tuple[int, int]:
+def rebuild_queue(worker: WindowWorker, raw: RawStore, queue: WindowQueue, vault: str, doer: Doer) -> tuple[int, int]:
     """Write queue rows that are missing, from the manifests in the bucket and the sink's ledger.
 
     Returns how many rows were added and how many were put right.
     """
     added = 0
-    for manifest, checksum in _raw_windows(s3, vault):
+    for manifest, checksum in raw.manifests(vault):
         added += queue.add_ready(manifest.window, checksum)
     lane = worker.store.lane(vault)
     repaired = 0
@@ -166,15 +163,6 @@ def rebuild_queue(worker: WindowWorker, s3: Any, queue: WindowQueue, vault: str,
             rows = worker.ledger.pending(vault, None, kind=kind)
             repaired += worker.ledger.repair(rows, applied, lane.watermark, lane.fence)
     return added, repaired
-
-
-def _raw_windows(s3: Any, vault: str) -> Iterator[tuple[RawManifest, str]]:
-    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"vault={vault}/")
-    for page in pages:
-        for entry in page.get("Contents", []):
-            if entry["Key"].endswith("/" + MANIFEST_NAME):
-                body = s3.get_object(Bucket=BUCKET, Key=entry["Key"])["Body"].read()
-                yield RawManifest.from_json(body), hashlib.sha256(body).hexdigest()
 
 
 def _skippable(decision: rules.Decision) -> datetime | None:

@@ -20,6 +20,7 @@ from lockstep.windows.doors import adopted_settings, open_source, warehouse
 from lockstep.windows.model import QueueRow, Window, WindowKind, parse_stoptime, stoptime
 from lockstep.windows.operations import Doer
 from lockstep.windows.queue import WindowQueue
+from lockstep.windows.raw import RawStore
 
 if TYPE_CHECKING:
     from lockstep.windows.worker import WindowWorker
@@ -192,11 +193,11 @@ def rebuild_queue(vault: Vault, reason: Reason = "rebuild", as_json: Json = Fals
     """Write queue rows that are missing, from the bucket and the warehouse's ledger."""
     from resources.clients import aws_client  # clients are built there and nowhere else
 
-    region = adopted_settings().aws_region
+    settings = adopted_settings()
     with _worker() as worker:
-        queue = WindowQueue(aws_client("dynamodb", region=region))
-        s3 = aws_client("s3", region=region)
-        added, repaired = operations.rebuild_queue(worker, s3, queue, vault, _doer(reason))
+        queue = WindowQueue(aws_client("dynamodb", region=settings.aws_region))
+        raw = RawStore(aws_client("s3", region=settings.aws_region), settings.windows_bucket)
+        added, repaired = operations.rebuild_queue(worker, raw, queue, vault, _doer(reason))
     _say({"vault": vault, "added": added, "repaired": repaired}, as_json)
 
 

@@ -20,7 +20,7 @@ from lockstep.kernel.ids import IdSource, SystemIds
 from lockstep.warehouse.catalog import read_metadata, wanted_table
 from lockstep.warehouse.dialect import Change
 from lockstep.warehouse.model import Table, short_name, vault_schema
-from lockstep.windows.model import BUCKET, FileType, QueueRow, RawFile, RawManifest
+from lockstep.windows.model import FileType, QueueRow, RawFile, RawManifest
 from lockstep.windows.places import Place
 from lockstep.windows.store import Claim, Staged
 
@@ -43,7 +43,7 @@ class Preparer:
         spark: Callable[[], SparkSession] | None,
         *,
         open_s3: Callable[[], Any],
-        bucket: str = BUCKET,
+        bucket: str,
         ids: IdSource | None = None,
     ) -> None:
         """`open_s3` and the place's writers also travel to Spark's workers. Without `spark` this process stages."""

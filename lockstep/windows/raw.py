@@ -6,6 +6,7 @@ What belongs here: writing and reading objects, and whether a window is whole. W
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from lockstep.idempotency.keyed import KeyTaken, put_keyed
 from lockstep.kernel.errors import LockstepError, LostClaim, Terminal, Transient
-from lockstep.windows.model import BUCKET, RawFile, RawManifest, Window
+from lockstep.windows.model import MANIFEST_NAME, RawFile, RawManifest, Window
 
 _ONE_CALL_BYTES = 32 * 1024 * 1024
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
@@ -26,7 +27,7 @@ _LASTING = {"AccessDenied", "403", "NoSuchBucket", "InvalidAccessKeyId", "Signat
 class RawStore:
     """The bucket of raw windows. `client` is an S3 client, given by the caller."""
 
-    def __init__(self, client: Any, bucket: str = BUCKET) -> None:
+    def __init__(self, client: Any, bucket: str) -> None:
         self._client = client
         self._bucket = bucket
 
@@ -63,6 +64,16 @@ class RawStore:
         except _Absent:
             return None
         return RawManifest.from_json(body)
+
+    def manifests(self, vault: str) -> Iterator[tuple[RawManifest, str]]:
+        """Every window of a vault that exists, with the checksum that its queue row carries."""
+        prefix = f"vault={vault}/"
+        with storage_errors(prefix):
+            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
+                for entry in page.get("Contents", ()):
+                    if entry["Key"].endswith("/" + MANIFEST_NAME):
+                        body = self._client.get_object(Bucket=self._bucket, Key=entry["Key"])["Body"].read()
+                        yield RawManifest.from_json(body), hashlib.sha256(body).hexdigest()
 
     def is_intact(self, manifest: RawManifest) -> bool:
         """Whether every file of the manifest is there with its size."""

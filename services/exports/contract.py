@@ -19,8 +19,9 @@ from starlette.requests import Request
 from lockstep.exports import rules
 from lockstep.exports.model import Format, FormulaGuard
 from lockstep.exports.store import KeyInFlight, KeyReused, NotFound, WrongState
+from lockstep.kernel.errors import Terminal
 from services.openapi import PROBLEM_CONTENT, ProblemView, complete_openapi, header
-from services.problems import status_name
+from services.problems import platform_fault, status_name
 
 EXAMPLE_ID = "J20260102_000123"
 _WEBHOOK_PATTERN = (
@@ -45,9 +46,14 @@ PROBLEM_TYPES: Final[dict[str, str]] = {
     "not-found": "There is nothing at this address. `GET /openapi.json` lists every address.",
     "method-not-allowed": "The address does not know this method; `Allow` names those that it knows.",
     "not-ready": "`GET /readyz`: a part that the service needs does not work; `missing` names it.",
-    "terminal": "The service itself is set up wrongly; repeating does not help. Tell us the `traceId`.",
-    "transient": "A part that the service needs is away. Repeat after `Retry-After`.",
-    "internal-error": "Something unexpected happened. Tell us the `traceId`.",
+    "transient": (
+        "A part that the service needs is away or set up wrongly; nothing is wrong with your request. Repeat it after "
+        "`Retry-After`, with the same `Idempotency-Key`."
+    ),
+    "internal-error": (
+        "Something unexpected happened. You may repeat the request, with the same `Idempotency-Key`; if it stays, tell "
+        "us the `traceId`."
+    ),
 }
 
 DESCRIPTION = (
@@ -339,6 +345,7 @@ EXPORT_PROBLEMS: Mapping[type[Exception], Handler] = {
     WrongState: _wrong_state,
     KeyReused: _key_reused,
     KeyInFlight: _key_in_flight,
+    Terminal: platform_fault,
 }
 
 

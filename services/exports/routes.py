@@ -370,9 +370,7 @@ def download(
         raise problem(
             HTTPStatus.NOT_FOUND, "file-not-found", "No such file.", "The chunk does not exist or is not done."
         )
-    if not chunk.is_downloadable or (
-        chunk.version_id is None and doors.objects.etag(str(chunk.object_key)) != chunk.current_etag
-    ):
+    if not chunk.is_downloadable or (chunk.version_id is None and not _is_there(doors, chunk)):
         words = "The recorded bytes are not there any more: a later job made this file anew, or somebody removed it."
         raise problem(HTTPStatus.GONE, "file-superseded", "Replaced.", words)
     return RedirectResponse(_address(doors, chunk), status_code=HTTPStatus.TEMPORARY_REDIRECT)
@@ -564,6 +562,13 @@ def _address(doors: Any, chunk: Chunk) -> str:
         key, seconds=DOWNLOAD_SECONDS, version_id=chunk.version_id, file_name=key.rpartition("/")[2]
     )
     return address
+
+
+def _is_there(doors: Any, chunk: Chunk) -> bool:
+    found = doors.objects.etag(str(chunk.object_key))
+    if found is None:
+        doors.objects.assert_bucket()  # a bucket that is not there is our fault, and the file is not gone
+    return bool(found == chunk.current_etag)
 
 
 def _find_chunk(doors: Any, job_id: str, key: str, date: str) -> Chunk | None:

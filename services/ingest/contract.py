@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from lockstep.kernel.errors import LockstepError, LostClaim, Terminal, Transient
-from lockstep.kernel.logs import get_logger
 from lockstep.ticks import rules
 from lockstep.ticks.errors import (
     InFlight,
@@ -33,9 +32,7 @@ from lockstep.ticks.errors import (
 from lockstep.ticks.model import SCHEMA_VERSION
 from lockstep.ticks.rules import InvalidManifest
 from services.openapi import PROBLEM_CONTENT, ProblemView, complete_openapi, header
-from services.problems import status_name
-
-_log = get_logger("lockstep.ingest")
+from services.problems import platform_fault, status_name
 
 DESCRIPTION = """
 Ticks from on-prem agents. Put the parts of a tick, in any order and from any replica, then finalize it with its
@@ -315,19 +312,6 @@ def _overtaken(_: ExceptionHandler, __: Request, error: LostClaim) -> Problem:
     )
 
 
-def _broken(_: ExceptionHandler, __: Request, error: Terminal) -> Problem:
-    # A right, a bucket, a key or a table of the platform is missing. What a tick does wrong has types of its own: 422
-    # here would make every agent give up its tick for a fault that is not the tick's.
-    _log.error("the platform cannot do its part", error=str(error))
-    return problem(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "transient",
-        "Not possible until somebody has looked.",
-        "The cause is in the service's log, under this traceId.",
-        headers={"Retry-After": "30"},
-    )
-
-
 INGEST_PROBLEMS: Mapping[type[Exception], Handler] = {
     InvalidManifest: _invalid_manifest,
     PartsMissing: _parts_missing,
@@ -340,7 +324,7 @@ INGEST_PROBLEMS: Mapping[type[Exception], Handler] = {
     NotYet: _later(HTTPStatus.TOO_EARLY, "previous-tick-missing", "Another tick comes first."),
     OverQuota: _later(HTTPStatus.TOO_MANY_REQUESTS, "too-many-requests", "Too much at once."),
     LostClaim: _overtaken,
-    Terminal: _broken,
+    Terminal: platform_fault,
 }
 
 _RETRY = (HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)

@@ -836,9 +836,23 @@ STATEFUL: tuple[Guard, ...] = (
     Guard(
         "an erased row does not come with the increment",
         _STATEFUL,
-        'wanted = source if erase is None else source.where(f"NOT coalesce({erase}, false)")',
-        "wanted = source",
+        'wanted = wanted.where(f"NOT coalesce({predicate}, false)")',
+        "pass",
         _STATEFUL_DELTA,
+    ),
+    Guard(
+        "what a dead run had to erase is erased by the next",
+        _STATEFUL,
+        "self._erase = once((*owed_erasures(commits), *self._erase))",
+        "pass",
+        _STATEFUL_DELTA,
+    ),
+    Guard(
+        "a forward run does not pass over what a dead run had to erase",
+        _STATEFUL,
+        "    if owed := owed_erasures(commits):\n",
+        "    if owed := ():\n",
+        (f"{_IN_UNIT}/test_forward.py",),
     ),
     Guard(
         "a bad increment does not put the table back",
@@ -989,9 +1003,9 @@ KEYED: tuple[Guard, ...] = (
     Guard(
         "a session that joined another leaves no orphan",
         _KEYED,
-        "return write, [key for key in present if key not in wanted]",
-        "return write, []",
-        _KEYS,
+        "FROM {stored} s LEFT ANTI JOIN {wanted} w ON s.key = w.key",
+        "FROM {stored} s LEFT ANTI JOIN {wanted} w ON true",
+        (f"{_IN_STORES}/test_keyed.py::test_sessions_of_any_split_with_crashes_equal_those_of_one_batch",),
     ),
     Guard(
         "a column of another type is refused",

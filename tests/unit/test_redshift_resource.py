@@ -27,6 +27,13 @@ def test_the_dialect_of_the_settings_decides_which_warehouse_windows_go_to():
     assert type(build_resources(load_settings())["windows"]) is WindowsResource
 
 
+@pytest.mark.parametrize("dialect", ["postgres", "redshift"])
+def test_the_bucket_of_raw_windows_is_that_of_the_settings_on_every_warehouse(dialect: str):
+    """Guards deployments on AWS, where nobody else's bucket name can be had: one place that keeps its own is enough."""
+    chosen = build_resources(load_settings(warehouse_dialect=dialect, warehouse_dsn=DSN, windows_bucket="acme-raw"))
+    assert (chosen["vault_source"].bucket, chosen["windows"].bucket) == ("acme-raw", "acme-raw")
+
+
 def test_the_address_becomes_the_resource_of_dagster_aws():
     arguments = client_resource(DSN).get_client().conn_args
     assert arguments == {

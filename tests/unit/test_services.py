@@ -75,7 +75,7 @@ def client() -> Iterator[TestClient]:
         ("transient", 503, "/problems/transient", True),
         ("lost", 409, "/problems/lost-claim", False),
         ("terminal", 422, "/problems/terminal", False),
-        ("unexpected", 500, "/problems/internal-error", False),
+        ("unexpected", 500, "/problems/internal-error", True),
         ("busy", 409, "/problems/busy", True),
     ],
 )

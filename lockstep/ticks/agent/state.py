@@ -166,11 +166,6 @@ class AgentStore:
         with self._lock:
             return [_tick(row) for row in self._database.execute(f"{_SELECT} ORDER BY position").fetchall()]
 
-    def list_ready_ticks(self) -> list[AgentTick]:
-        """Ticks that are still to go, in their order."""
-        waiting = (LocalState.READY, LocalState.UPLOADING)
-        return [tick for tick in self.ticks() if tick.state in waiting]
-
     def get(self, tick_id: str) -> AgentTick | None:
         """One tick."""
         with self._lock:

@@ -16,7 +16,8 @@ from fastapi.testclient import TestClient
 
 from lockstep.exports.clients import ClientStore
 from lockstep.kernel.settings import load_settings
-from services.exports import create_app
+from services.exports import create_app, routes
+from tests.databases import fresh_database
 from tests.integration.exports.conftest import World
 
 pytestmark = pytest.mark.stack
@@ -145,6 +146,34 @@ def test_a_key_in_flight_is_a_conflict_that_may_be_repeated(http: TestClient, mo
     assert answer.json()["type"] == "/problems/idempotency-key-in-flight"
     assert answer.json()["retryable"] is True
     assert http.post("/jobs", json=BODY, headers={"Idempotency-Key": "busy"}).status_code == 202
+
+
+def test_a_platform_that_is_set_up_wrongly_is_no_fault_of_the_request(module_world: World, stack: Any):
+    """Guards clients: 422 makes them give up a request that is right, for tables that a deployment forgot to make."""
+    headers = {"X-Api-Key": module_world.client.api_key, "Idempotency-Key": "k"}
+    with fresh_database(stack) as bare, TestClient(create_app(load_settings(postgres_dsn=bare))) as http:
+        answer = http.post("/jobs", json=BODY, headers=headers)
+    assert (answer.status_code, answer.json()["type"]) == (503, "/problems/transient")
+    assert answer.json()["retryable"] is True
+    assert int(answer.headers["retry-after"]) > 0
+    assert "exports." not in answer.text, "what is missing is for the log"
+
+
+def test_an_unexpected_error_may_be_repeated_with_the_same_key_and_makes_one_job(
+    http: TestClient, module_world: World, monkeypatch: pytest.MonkeyPatch
+):
+    """Guards a submission whose answer was lost to a fault of ours: it stands, and the repetition finds it."""
+
+    def broken(point: str) -> None:
+        raise RuntimeError(point)
+
+    monkeypatch.setattr(routes, "crash_point", broken)
+    answer = http.post("/jobs", json=BODY, headers={"Idempotency-Key": "unexpected"})
+    assert (answer.status_code, answer.json()["type"]) == (500, "/problems/internal-error")
+    assert answer.json()["retryable"] is True
+    monkeypatch.undo()
+    again = http.post("/jobs", json=BODY, headers={"Idempotency-Key": "unexpected"})
+    assert (again.status_code, again.headers["idempotent-replayed"]) == (202, "true")
 
 
 def test_validate_only_plans_and_makes_nothing(http: TestClient, module_world: World):
@@ -307,6 +336,18 @@ def test_a_replaced_file_is_said_to_be_gone_and_never_served_under_an_old_checks
     assert (entry["superseded"], entry["url"]) == (True, None)
     gone = http.get(f"/jobs/{first}/files/K0007/{RECENT}", follow_redirects=False)
     assert (gone.status_code, gone.json()["type"]) == (410, "/problems/file-superseded")
+
+
+def test_a_bucket_that_is_not_there_does_not_make_every_file_gone(http: TestClient, module_world: World, stack: Any):
+    """Guards clients: 410 tells them to order the file anew, and it lies whole in a bucket that a setting misspells."""
+    job_id = _submit(http, {"items": [{"key": "K0009", "effectiveDates": ["20250217"]}]})
+    module_world.drain()
+    wrong = load_settings(postgres_dsn=module_world.state_dsn, exports_bucket="no-such-bucket-here")
+    with TestClient(create_app(wrong), headers={"X-Api-Key": module_world.client.api_key}) as other:
+        answer = other.get(f"/jobs/{job_id}/files/K0009/20250217", follow_redirects=False)
+    assert (answer.status_code, answer.json()["retryable"]) == (503, True)
+    assert int(answer.headers["retry-after"]) > 0
+    assert http.get(f"/jobs/{job_id}/files/K0009/20250217", follow_redirects=False).status_code == 307
 
 
 def test_a_file_that_somebody_removed_is_gone_and_the_answer_does_not_blame_a_later_job(

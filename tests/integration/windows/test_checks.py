@@ -20,7 +20,7 @@ pytestmark = pytest.mark.stack
 
 def _check(lane: LaneUnderTest, name: str, first: date = date(2026, 3, 1), *arguments: Any) -> dg.AssetCheckResult:
     checks = {one.check_specs.__iter__().__next__().name: one for one in _checks(lane, first)}
-    resources: dict[str, Any] = {"windows": WindowsResource(dsn=lane.dsn)}
+    resources: dict[str, Any] = {"windows": WindowsResource(dsn=lane.dsn, bucket=lane.world.bucket)}
     if name == "lag_check":
         resources["dynamodb"] = DynamoDBResource(region_name="us-east-1")
     found = checks[name](*arguments, **resources)

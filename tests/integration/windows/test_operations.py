@@ -16,6 +16,7 @@ from lockstep.kernel.errors import InvalidInput
 from lockstep.windows import operations
 from lockstep.windows.model import WindowKind
 from lockstep.windows.operations import Doer
+from lockstep.windows.raw import RawStore
 from lockstep.windows.worker import WindowFailed
 from tests.windows_lane import LaneUnderTest
 from tests.windows_world import Files, expected, warehouse_rows
@@ -166,7 +167,8 @@ def test_a_queue_table_that_was_deleted_is_rebuilt_from_bucket_and_ledger(
     lane.world.publish(2)
     dynamodb.delete_table(TableName=table)
     create()
-    added, repaired = operations.rebuild_queue(lane.worker(), s3, lane.world.queue, lane.vault, DOER)
+    raw = RawStore(s3, lane.world.bucket)
+    added, repaired = operations.rebuild_queue(lane.worker(), raw, lane.world.queue, lane.vault, DOER)
     assert (added, repaired) == (5, 3)
     assert lane.world.statuses() == ["APPLIED"] * 3 + ["READY"] * 2
     assert lane.worker().drain(lane.vault).applied == 2

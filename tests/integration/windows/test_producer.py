@@ -347,7 +347,8 @@ def test_one_vaults_failure_touches_no_other_and_the_command_says_which(
     simulator.add(bad, rows=1)
     source.do("publish", windows=2)
     simulator.do(bad, "knobs", locked_out=True)
-    environment = {**os.environ, "LOCKSTEP_HOME": str(tmp_path)}
+    place = Place().create()
+    environment = {**os.environ, "LOCKSTEP_HOME": str(tmp_path), "LOCKSTEP_WINDOWS_BUCKET": place.bucket}
     lockstep = str(Path(sys.executable).with_name("lockstep"))
     with connect(os.environ["LOCKSTEP_POSTGRES_DSN"], application_name="test") as connection:
         registry = VaultRegistry(connection)
@@ -375,9 +376,5 @@ def test_one_vaults_failure_touches_no_other_and_the_command_says_which(
     assert reports[good]["healthy"]
     assert len(reports[good]["produced"]) == 3
     assert "USER_LOCKED_OUT" in reports[bad]["problems"][0]
-    text = RawManifest.from_json(
-        Place("raw-ddapi")
-        .s3.get_object(Bucket="raw-ddapi", Key=f"vault={good}/stoptime=202601010015/lockstep-manifest.json")["Body"]
-        .read()
-    )
+    text = RawManifest.from_json(place.objects()[f"vault={good}/stoptime=202601010015/lockstep-manifest.json"])
     assert text.window.vault == good

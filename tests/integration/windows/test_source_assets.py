@@ -22,6 +22,7 @@ from resources.databases import PostgresResource
 from resources.vaults import VaultSourceResource
 from resources.windows import WindowsResource
 from sensors.windows_source import build_sweep_sensor
+from tests.producer_world import Place
 from tests.simulator import Simulator, running_simulator
 
 pytestmark = pytest.mark.stack
@@ -62,10 +63,13 @@ def test_a_run_shows_what_came_and_what_is_missing_and_the_sweep_comes_back_for_
     registry.add(VAULT, simulator.address(VAULT), actor="test")
     simulator.do(VAULT, "publish", windows=3)
     simulator.do(VAULT, "withhold", stop="202601010030")
+    place = Place().create()
     resources = {
-        "vault_source": VaultSourceResource(region_name="us-east-1", work_folder=str(tmp_path / "work")),
+        "vault_source": VaultSourceResource(
+            region_name="us-east-1", bucket=place.bucket, work_folder=str(tmp_path / "work")
+        ),
         "postgres": PostgresResource(dsn=os.environ["LOCKSTEP_POSTGRES_DSN"]),
-        "windows": WindowsResource(dsn=os.environ["LOCKSTEP_WAREHOUSE_DSN"]),
+        "windows": WindowsResource(dsn=os.environ["LOCKSTEP_WAREHOUSE_DSN"], bucket=place.bucket),
     }
     source, raw = build_vault_source_assets(VAULT)
     with dg.DagsterInstance.ephemeral() as instance:
@@ -73,6 +77,9 @@ def test_a_run_shows_what_came_and_what_is_missing_and_the_sweep_comes_back_for_
         assert result.success
         metadata = result.asset_materializations_for_node(raw.node_def.name)[0].metadata
         assert metadata["new_windows"].value == 3  # two windows and the first full archive
+        assert metadata["dagster/uri"].value == f"s3://{place.bucket}/vault={VAULT}/"
+        manifests = [key for key in place.objects() if key.endswith("lockstep-manifest.json")]
+        assert len(manifests) == 3, "the files are in the bucket that the resource was given"
         assert "202601010030" not in str(metadata["gaps"].value)
         assert "not published by the vendor" in str(metadata["gaps"].value)
         check = result.get_asset_check_evaluations()[0]

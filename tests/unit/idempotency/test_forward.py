@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.idempotency.stateful import run_forward
-from lockstep.idempotency.stateful_rules import Action, Commit, Done, History, Mark, Proceed, Run
+from lockstep.idempotency.stateful import Refused, run_forward
+from lockstep.idempotency.stateful_rules import Action, Commit, Done, History, Mark, Proceed, Reason, Run
 
 RUN = Run("devices", "10-08", "10-07", "r-10-08")
 MERGED = Commit(4, Action.MERGE, "MERGE", Mark("10-08", 3, "r-10-08", False), ours=True)
 
 
-def restore(version: int, to: int | None) -> Commit:
-    return Commit(version, Action.RESTORE, "RESTORE", restored_to=to, ours=True)
+def restore(version: int, to: int | None, *erase: str) -> Commit:
+    return Commit(version, Action.RESTORE, "RESTORE", restored_to=to, ours=True, erase=erase)
 
 
 class Table:
@@ -52,3 +52,14 @@ def test_a_request_that_a_restore_took_back_is_merged_again(to: int | None):
 
 def test_a_restore_that_kept_the_rows_leaves_the_request_done():
     assert run_forward(Table(MERGED, Commit(5, Action.HARMLESS), restore(6, 5)), RUN) == (Done(4), 4)
+
+
+def test_a_replay_that_died_before_it_erased_stops_the_lane():
+    """Guards erased rows: merging over them would settle the debt, and nobody would delete them again."""
+    table = Table(MERGED, restore(5, 2, "id = 7"))
+    with pytest.raises(Refused, match="id = 7") as refused:
+        run_forward(table, RUN)
+    assert refused.value.reason is Reason.UNFINISHED
+    assert table.merged == 0
+    settled = Commit(6, Action.MERGE, "MERGE", Mark("10-07", 2, "fix", False), ours=True)
+    assert run_forward(Table(MERGED, restore(5, 2, "id = 7"), settled), RUN) == (Proceed(first=False), 9)

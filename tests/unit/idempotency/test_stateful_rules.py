@@ -16,6 +16,7 @@ from lockstep.idempotency.stateful_rules import (
     Restore,
     Run,
     decide,
+    owed_erasures,
 )
 from lockstep.kernel.errors import InvalidInput
 
@@ -37,8 +38,8 @@ def foreign(version: int, what: str) -> Commit:
     return Commit(version, Action.FOREIGN, what)
 
 
-def restore(version: int, to: int | None, *, ours: bool = True) -> Commit:
-    return Commit(version, Action.RESTORE, "RESTORE", restored_to=to, ours=ours)
+def restore(version: int, to: int | None, *erase: str, ours: bool = True) -> Commit:
+    return Commit(version, Action.RESTORE, "RESTORE", restored_to=to, ours=ours, erase=erase)
 
 
 def ask(commits: list[Commit], execution: str, previous: str | None, **more: object) -> object:
@@ -227,3 +228,20 @@ class TestBeyondTheMatrix:
     def test_executions_of_two_widths_are_refused(self):
         with pytest.raises(InvalidInput, match="widths"):
             ask(TABLE_4_4, "2024-10-09", "2024-10-08")
+
+
+class TestOwedErasures:
+    """A restore promises to erase; only a merge of ours after it says that this was done."""
+
+    def test_a_restore_without_its_merge_owes_what_it_carries(self):
+        assert owed_erasures([*TABLE_4_4, restore(5, 2, "id = 7")]) == ("id = 7",)
+        assert owed_erasures(TABLE_4_4) == ()
+
+    def test_a_merge_of_ours_settles_it_and_other_peoples_commits_do_not(self):
+        begun = [*TABLE_4_4, restore(5, 2, "id = 7"), foreign(6, "DELETE"), optimize(7)]
+        assert owed_erasures(begun) == ("id = 7",)
+        assert owed_erasures([*begun, merge(8, "10-07", request="fix")]) == ()
+
+    def test_deaths_in_a_row_add_up_and_repeat_nothing(self):
+        begun = [*TABLE_4_4, restore(5, 2, "id = 7"), restore(6, 1, "id = 7", "id = 8")]
+        assert owed_erasures(begun) == ("id = 7", "id = 8")

@@ -6,8 +6,8 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from lockstep.kernel.errors import InvalidInput, LostClaim, Terminal, Transient
-from lockstep.kernel.postgres import as_lockstep_error, identifier, is_transient, pool
+from lockstep.kernel.errors import InvalidInput, Terminal, Transient
+from lockstep.kernel.postgres import as_lockstep_error, identifier, pool
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,6 @@ from lockstep.kernel.postgres import as_lockstep_error, identifier, is_transient
 )
 def test_faults_of_the_moment_are_transient(kind: type[psycopg.Error]) -> None:
     assert isinstance(as_lockstep_error(kind("x")), Transient)
-    assert is_transient(kind("x"))
 
 
 @pytest.mark.parametrize(
@@ -54,13 +53,6 @@ def test_faults_of_the_moment_are_transient(kind: type[psycopg.Error]) -> None:
 def test_faults_of_the_statement_are_terminal(kind: type[psycopg.Error]) -> None:
     """Retrying these hides a bug behind an endless loop."""
     assert isinstance(as_lockstep_error(kind("x"), unit="u"), Terminal)
-    assert not is_transient(kind("x"))
-
-
-def test_the_classifier_leaves_other_errors_alone() -> None:
-    assert is_transient(Transient("x"))
-    assert not is_transient(LostClaim("x"))
-    assert not is_transient(ValueError("x"))
 
 
 def test_names_from_outside_are_quoted_or_refused() -> None:

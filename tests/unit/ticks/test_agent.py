@@ -106,7 +106,7 @@ def test_a_folder_is_collected_once_and_in_the_order_of_names(pager: Pager, stor
         _folder(tmp_path, name, {"orders": _rows(1)})
     assert pager.collect(tmp_path) == ["t1", "t2"]
     assert pager.collect(tmp_path) == []
-    assert [tick.tick_id for tick in store.list_ready_ticks()] == ["t1", "t2"]
+    assert [tick.tick_id for tick in store.ticks()] == ["t1", "t2"]
 
 
 @pytest.mark.parametrize(
