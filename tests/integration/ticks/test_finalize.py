@@ -19,7 +19,7 @@ from lockstep.kernel.ids import SystemIds
 from lockstep.ticks import bronze, rules
 from lockstep.ticks.model import Limits, TickState, spell
 from lockstep.ticks.parts import PartObjects, folder
-from lockstep.ticks.silver.operations import _forget_parts
+from lockstep.ticks.silver.retention import _forget_parts
 from tests.ticks_fixtures import new_tick_id, parquet, people, sha256, table
 from tests.ticks_world import Sender, World
 
