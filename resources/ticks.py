@@ -94,6 +94,8 @@ class WarmSpark:
             for name, value in _SESSION_SETTINGS.items():
                 session.conf.set(name, value)
         except PySparkException as error:  # it listens and does not answer, or went away since the knock
+            session.release_session_on_close = False  # there is nobody to tell
+            session.stop()  # else it stays this process's default, for whoever asks PySpark for one
             raise Transient(f"Spark does not answer: {str(error)[:300]}", unit="spark", retry_after=5.0) from error
         return session
 

@@ -43,9 +43,9 @@ def dynamodb_check(settings: Settings) -> Check:
     return _aws_check("dynamodb", settings, lambda client: client.list_tables(Limit=1))
 
 
-def s3_check(settings: Settings) -> Check:
-    """The bucket of the lake exists and may be read."""
-    return _aws_check("s3", settings, lambda client: client.head_bucket(Bucket=settings.lake_bucket))
+def s3_check(settings: Settings, *buckets: str) -> Check:
+    """These buckets exist and may be read: the service's own, because its role reaches no others."""
+    return _aws_check("s3", settings, lambda client: [client.head_bucket(Bucket=one) for one in buckets])
 
 
 def spark_check(remote: str | None) -> Check:

@@ -77,7 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
         readiness_checks={
             "postgres": postgres_check(settings.postgres_dsn),
             "sqs": sqs_check(settings),
-            "s3": s3_check(settings),
+            "s3": s3_check(settings, settings.exports_bucket),
         },
         lifespan=lifespan,
         problems=EXPORT_PROBLEMS,

@@ -105,7 +105,7 @@ def create_app(settings: Settings) -> FastAPI:
         description=DESCRIPTION,
         readiness_checks={
             "postgres": postgres_check(settings.postgres_dsn),
-            "s3": s3_check(settings),
+            "s3": s3_check(settings, settings.ticks_bucket, settings.lake_bucket),
             "sqs": sqs_check(settings),
             "dynamodb": dynamodb_check(settings),
             "spark": spark_check(settings.spark_remote),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.sql.connect.session import SparkSession as Remote
 
 from lockstep.faults.proxy import LOOPBACK, ProxyLoop
 from lockstep.kernel.errors import Transient
@@ -23,3 +24,4 @@ def test_a_server_that_listens_and_hangs_up_is_transient_too():
         door = loop.open("spark", LOOPBACK, NOBODY)
         with pytest.raises(Transient, match="Spark does not answer"):
             WarmSpark(f"sc://{LOOPBACK}:{door.port}").session()
+    assert Remote._default_session is None, "whoever asks PySpark for a session next would be given the dead one"
