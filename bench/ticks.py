@@ -317,7 +317,7 @@ def _deployment() -> Iterator[tuple[Settings, Pool]]:
         admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         closing.callback(admin.execute, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
         dsn = address.rsplit("/", 1)[0] + f"/{name}"
-        for package in ("lockstep.kernel", "lockstep.ticks"):
+        for package in ("lockstep.kernel", "lockstep.ticks", "lockstep.ticks.silver"):
             migrate(dsn, package)
         for bucket in buckets.values():
             s3.create_bucket(Bucket=bucket)
