@@ -6,6 +6,7 @@ object that no row names is an orphan of an attempt that died; `sweep` removes i
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, BinaryIO
@@ -27,8 +28,9 @@ class PartObjects:
         """Store the bytes under a key of their own and return it. Raises `Transient`."""
         key = f"{folder(project_id, tick_id)}{file_seq:06}-{self._ids.new_id()}.parquet"
         body.seek(0)
+        whole = body.getvalue() if isinstance(body, io.BytesIO) else body  # bytes are sent at once, a file in pieces
         try:
-            self._s3.put_object(Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*")
+            self._s3.put_object(Bucket=self.bucket, Key=key, Body=whole, IfNoneMatch="*")
         except ClientError as error:
             # 412: our own first try arrived and its answer was lost; nobody else knows this key.
             if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") != 412:

@@ -9,10 +9,11 @@ import asyncio
 import base64
 import binascii
 import hashlib
+import io
 import re
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from http import HTTPStatus
 from typing import BinaryIO, NamedTuple, cast
 
@@ -72,17 +73,22 @@ def announced_sha256(x_sha256: str | None, content_digest: str | None) -> str:
 @asynccontextmanager
 async def spooled(request: Request, size: int, limits: Limits, clock: Clock | None = None) -> AsyncIterator[Spooled]:
     """Read the body of a part, hashing it. 408 when it comes too slowly, 400 when it ends early."""
-    digest, seen = hashlib.sha256(), 0
-    with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as file:
+    digest, seen, small = hashlib.sha256(), 0, size <= IN_MEMORY_BYTES
+    with ExitStack() as closing:
+        chunks: list[bytes] = []
+        file = None if small else closing.enter_context(tempfile.TemporaryFile())
+        keep = chunks.append if file is None else file.write
         async for chunk in _chunks(request, limits, clock or SystemClock()):
             seen += len(chunk)
             if seen > size:
                 raise _problem(HTTPStatus.BAD_REQUEST, "length-differs", "The body is longer than Content-Length.")
             digest.update(chunk)
-            file.write(chunk)
+            keep(chunk)
         if seen != size:
             raise _problem(HTTPStatus.BAD_REQUEST, "length-differs", "The body is shorter than Content-Length.")
-        yield Spooled(cast("BinaryIO", file), size, digest.hexdigest())
+        whole = file or io.BytesIO(b"".join(chunks))
+        chunks.clear()
+        yield Spooled(cast("BinaryIO", whole), size, digest.hexdigest())
 
 
 async def drain(request: Request, limits: Limits, clock: Clock | None = None) -> None:
