@@ -279,7 +279,8 @@ class TestDelta:
         retention = "delta.deletedFileRetentionDuration"
         spark.sql(f"ALTER TABLE {delta.quoted(table)} SET TBLPROPERTIES ('{retention}' = 'interval 0 hours')").collect()
         undo = frozenset(range(delta.history(spark, table, limit=1)[0].version + 1))
-        with pytest.raises(Refused) as refused:
+        enforced = {delta._REFUSE_OLD_VERSIONS: "true"}  # the session is shared: others read however old
+        with delta.settings(spark, enforced), pytest.raises(Refused) as refused:
             life.run(run("08:00", "late", undo=undo))
         assert refused.value.reason is Reason.RETENTION
         assert life.seen() == "M O"
