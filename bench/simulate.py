@@ -193,7 +193,7 @@ class Cost(NamedTuple):
 ASSUMED: dict[str, tuple[float, str]] = {
     "run_start": (10.0, "lockstep bench windows: one run per window"),
     "window_apply": (0.08, "lockstep bench windows: the backlog, per window"),
-    "window_fetch": (2.0, "not in a benchmark: seconds of a windows_produce run per window"),
+    "window_fetch": (2.0, "lockstep bench windows: fetching a window"),
     "chunk_build": (0.25, "lockstep bench exports: 30,000 rows, per worker"),
     "chunk_wait": (15.0, "lockstep bench exports: end to end, beyond the rows"),
     "tick_finalize": (1.5, "lockstep bench ticks: finalize_seconds"),
@@ -221,6 +221,8 @@ def _measured(results: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         backlog = next((int(found[1]) for name in windows if (found := re.match(r"memory at \d+ and (\d+) ", name))), 0)
         if backlog and (whole := windows.get("platform, s")):
             yield "window_apply", max(0.001, (statistics.median(whole) - statistics.median(single)) / backlog)
+    if fetch := windows.get("fetching a window, s"):
+        yield "window_fetch", statistics.median(fetch)
     if rate := exports.get("rows_per_second_workers"):
         workers = max(2, int(results["exports"].get("machine", {}).get("cores") or 1))
         yield "chunk_build", workers * _CHUNK_ROWS / statistics.median(rate)

@@ -15,7 +15,7 @@ from bench.windows_baselines import by_hand, with_dlt
 from bench.windows_files import OBJECTS, ROWS, Files
 from bench.windows_platform import Platform
 
-PARTS = ["postgres", "dynamodb", "s3", "spark", "dagster-code", "dagster-daemon"]
+PARTS = ["postgres", "dynamodb", "s3", "spark", "vault", "dagster-code", "dagster-daemon"]
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,10 @@ class Sizes:
     singles: int = 5
     dlt: int = 12
     large_rows: int = 2_000_000
+    fetch: int = 96
 
 
-QUICK = Sizes(backlog=96, repeat=1, small=12, singles=1, dlt=0, large_rows=50_000)
+QUICK = Sizes(backlog=96, repeat=1, small=12, singles=1, dlt=0, large_rows=50_000, fetch=12)
 
 
 def run(context: Context) -> Result:
@@ -46,6 +47,7 @@ def run(context: Context) -> Result:
         _singles(context, platform, files, sizes, result)
         _backlog(context, platform, files, sizes, result)
         _large(context, platform, files, sizes, result)
+        _fetch(context, platform, sizes, result)
     finally:
         platform.close()
     return result
@@ -114,3 +116,10 @@ def _large(context: Context, platform: Platform, files: Files, sizes: Sizes, res
     platform.rest()
     result.samples[f"memory at {sizes.large_rows} rows, MB"] = [much()]
     result.ratio("memory_large_window", much() / little, Target(1.2, at_least=False))
+
+
+def _fetch(context: Context, platform: Platform, sizes: Sizes, result: Result) -> None:
+    """The producer's side, with the vendor on this machine: what its network adds is not in it."""
+    context.say(f"{sizes.fetch} windows of the vendor's simulator, fetched, examined and stored, three times")
+    found = result.samples["fetching a window, s"] = [platform.fetch(sizes.fetch) for _ in range(3)]
+    context.say(f"{median(found):.3f} s a window")

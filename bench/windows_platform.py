@@ -5,6 +5,7 @@ What belongs here: starting, asking, waiting, memory, and where the time of a ru
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 
+import httpx
 import psutil
 from dagster import DagsterEventType, DagsterInstance, RunRecord, RunsFilter
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES, DagsterRunStatus
@@ -21,6 +23,8 @@ from bench.windows_files import Published
 from lockstep.kernel import postgres
 from lockstep.kernel.errors import Terminal
 from lockstep.kernel.settings import Settings, load_settings
+from lockstep.vaults.registry import VaultRegistry
+from lockstep.windows.doors import open_source
 from lockstep.windows.queue import WindowQueue
 from lockstep.windows.store import WindowStore
 from resources.clients import aws_client
@@ -32,7 +36,7 @@ _LOOK_SECONDS = 0.05
 class Platform:
     """The benchmarks' own stack, and one vault of its settings."""
 
-    def __init__(self, settings: Settings, code_port: int) -> None:
+    def __init__(self, settings: Settings, code_port: int, vendor_port: int) -> None:
         if settings.warehouse_dsn is None:
             raise Terminal("no stack is known here.", next_step="start it with `lockstep up`.")
         self.dsn = settings.warehouse_dsn.get_secret_value()
@@ -45,6 +49,8 @@ class Platform:
         self._queue = WindowQueue(aws_client("dynamodb", region=settings.aws_region))
         self._store = WindowStore(partial(postgres.connect, self.dsn, application_name="bench-windows"))
         self._dagster, self._code_port = DagsterInstance.get(), str(code_port)
+        self._vendor_url = f"http://127.0.0.1:{vendor_port}"
+        self._fetched = itertools.count(1)
         self._asked_at = 0.0
 
     @classmethod
@@ -56,7 +62,8 @@ class Platform:
         stack = Stack(load_settings())
         stack.up(parts)
         adopt(load_settings())
-        return cls(load_settings(), stack.site().ports["dagster_code"])
+        ports = stack.site().ports
+        return cls(load_settings(), ports["dagster_code"], ports["vault"])
 
     def close(self) -> None:
         """Close what is open; the stack stays up."""
@@ -84,6 +91,31 @@ class Platform:
         self._queue.add_ready(*windows[0])
         self._wait(lambda: self.watermark() >= stop, "the platform did not apply the backlog in time")
         return time.perf_counter() - started
+
+    def fetch(self, windows: int) -> float:
+        """Seconds for each window that a vendor's vault publishes, until it is READY. Of the vault nothing is applied.
+
+        The vault is registered, but not one of the settings', so no sensor looks at its queue.
+        """
+        vault = f"fetched{next(self._fetched)}"
+        with self._vendor() as vendor, self._state() as connection:
+            url = vendor.post("", json={"id": vault}).raise_for_status().json()["url"]
+            VaultRegistry(connection).add(vault, url, actor="benchmark")
+            with open_source(self._settings, vault) as producer:
+                producer.run()  # the full archive, once for each vault, is not a window
+                vendor.post(f"/{vault}/publish", json={"windows": windows}).raise_for_status()
+                started = time.perf_counter()
+                report = producer.run()
+                taken = time.perf_counter() - started
+        if len(report.produced) != windows:
+            raise Terminal(f"{len(report.produced)} of {windows} windows were fetched.", unit=vault)
+        return taken / windows
+
+    def _state(self) -> postgres.Connection:
+        return postgres.connect(self._settings.postgres_dsn or "", application_name="bench-windows")
+
+    def _vendor(self) -> httpx.Client:
+        return httpx.Client(base_url=f"{self._vendor_url}/_control/vaults", timeout=60)
 
     def rest(self) -> None:
         """Wait until no run of the vault is under way, as a sensor does before it asks for the next."""

@@ -29,15 +29,18 @@ import psycopg
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from lockstep.faults import readiness_lab
+from lockstep.faults import oracle, readiness_lab
 from lockstep.faults.checker import Effect, Stores, Unit, Violation, by_promise, check
-from lockstep.faults.clients import ExportClient, Run, TickAgent, Vendor
+from lockstep.faults.clients import ExportClient, Person, Run, TickAgent, Vendor
 from lockstep.faults.history import History
 from lockstep.faults.nemesis import Child, Nemesis
 from lockstep.faults.proxy import LOOPBACK, ProxyLoop, ToxicProxy
 from lockstep.faults.readiness_ledger import Ledger
 from lockstep.kernel.errors import LockstepError, Transient
 from lockstep.kernel.settings import PROJECT_ROOT, load_settings
+from lockstep.vaultsim.model import VaultState
+from lockstep.vaultsim.packing import world_of
+from lockstep.warehouse.model import vault_schema
 
 ORIGIN = datetime(2026, 1, 1, tzinfo=UTC)
 _REPEATED = 5  # ticks before and after the one that silver is at
@@ -54,12 +57,13 @@ _DOORS = {
 # Longer than the leases of 30 s (a chunk), 35 s (a start), 60 s (a lane of windows or silver), 15 s (one of ingest).
 _PAUSES = {"exports": 36.0, "windows": 66.0, "silver": 66.0, "readiness": 42.0, "service": 20.0}
 _KEYS = ("ABC", "XYZ", "K0001")
-_SMALL = "UPDATE demo.source_key SET rows_per_day = 40"
+_ROWS_A_DAY = 40
+_SMALL = "UPDATE demo.source_key SET rows_per_day = %s"
 
 _JOBS = """
 SELECT j.job_id, j.status, i.idempotency_key FROM exports.job AS j LEFT JOIN exports.idempotency AS i USING (job_id)"""
 _CHUNKS = """
-SELECT c.job_id || '/' || c.chunk_key, c.status, c.s3_object_key, c.sha256, c.etag FROM exports.job_chunk AS c"""
+SELECT job_id || '/' || chunk_key, status, key, effective_date, s3_object_key, sha256 FROM exports.job_chunk"""
 _OPEN_JOBS = "SELECT count(*) FROM exports.job WHERE status IN ('SUBMITTED', 'IN_PROGRESS')"
 _APPLIED = """
 SELECT stop, fence FROM windows.applied_window
@@ -229,7 +233,7 @@ class Lab:
     def _open_lanes(self) -> None:
         """Every vault begins at the simulator's origin, without a full load."""
         with self._sql("LOCKSTEP_SOURCE_DSN") as source:
-            source.execute(_SMALL)
+            source.execute(_SMALL, (_ROWS_A_DAY,))
         with self._windows() as (_, worker):
             for vault in self.stack.settings.vault_ids:
                 worker.store.open_lane(vault, 1, ORIGIN, "fault lab")
@@ -451,14 +455,12 @@ class Lab:
             jobs, chunks = state.execute(_JOBS).fetchall(), state.execute(_CHUNKS).fetchall()
         units = [Unit(job, status, JobStatus(status).is_terminal, key=key) for job, status, key in jobs]
         self.units |= {"jobs": len(jobs), "chunks": len(chunks)}
-        for name, status, object_key, digest, tag in chunks:
+        for name, status, key, day, object_key, digest in chunks:
             if status != "DONE":
                 continue
-            body = _object(s3, bucket, object_key, tag)
-            if body is None:
-                self.units["files replaced since"] = self.units.get("files replaced since", 0) + 1
-                continue  # the service says that it was replaced, and hands out nothing
-            units.append(Unit(name, status, True, promised=digest, found=hashlib.sha256(body).hexdigest()))
+            expected = oracle.source_sha256(key, day, _ROWS_A_DAY)
+            units.append(Unit(name, status, True, promised=expected, found=digest))
+            units.append(Unit(f"{name}/file", status, True, promised=expected, found=_digest(s3, bucket, object_key)))
         return Stores(units)
 
     def _windows_stores(self, vault: str) -> Stores:
@@ -470,11 +472,20 @@ class Lab:
         with self._windows() as (_, worker):
             problems = operations.verify(worker, vault)
         units.append(Unit(f"{lane}/content", "there", True, promised="as its archives", found=_words(problems)))
+        units += self._warehouse_rows(lane, vault)
         self.units["windows"] = self.units.get("windows", 0) + len(chain)
         effects = [Effect(lane, f"{lane}/{stop}", fence) for stop, fence in applied]
         return Stores(
             units, {lane: [f"{lane}/{one}" for one in chain]}, effects, [(lane, fence) for _, fence in applied]
         )
+
+    def _warehouse_rows(self, lane: str, vault: str) -> list[Unit]:
+        """Whether every table holds what the vendor's windows leave, by the simulator's own word."""
+        state = VaultState.model_validate(self._vendor_state(vault))
+        expected = oracle.expected_tables(world_of(state), state.published - 1, full=False)
+        with self._sql("LOCKSTEP_WAREHOUSE_DSN") as warehouse:
+            found = oracle.compare_warehouse(warehouse, vault_schema(vault), expected)
+        return [_held(f"{lane}/{name}", expected=len(rows), found=found[name]) for name, (_, rows) in expected.items()]
 
     def _ticks_stores(self) -> Stores:
         with self._sql("LOCKSTEP_POSTGRES_DSN") as state:
@@ -491,27 +502,33 @@ class Lab:
         return found
 
     def _silver_rows(self, ticks: list[Any]) -> list[Unit]:
-        """Whether silver holds exactly the rows of the committed ticks, as their agents sent them."""
+        """Whether silver holds exactly what the agents sent in their committed ticks, in the order of these."""
         from lockstep.ticks.silver.tables import SilverTables
         from resources.ticks import WarmSpark
 
         spark, units = WarmSpark(load_settings().spark_remote), []
         tables = SilverTables(spark.session(), None, load_settings().lake_bucket)
         for agent in self.agents:
-            own = [tick for tick, project, _ in ticks if project == agent.project_id]
-            if not own or not set(own) <= set(agent.sent):
-                continue  # a tick whose agent never heard of its commit: its rows are not known here
-            count = spark.session().read.format("delta").load(tables.path(agent.project_id, "people")).count()
-            expected = str(sum(agent.sent[tick] for tick in own))
-            units.append(Unit(f"silver/{agent.project_id}/rows", "there", True, promised=expected, found=str(count)))
+            own = [agent.sent[tick] for tick, project, _ in ticks if project == agent.project_id]
+            if not own:
+                continue  # none of its ticks was committed: there is no table
+            read = spark.session().read.format("delta").load(tables.path(agent.project_id, "people"))
+            found = [Person(*row) for row in read.select(*Person._fields).collect()]
+            expected = oracle.silver_rows(own)
+            difference = oracle.compare_silver(expected, found)
+            units.append(_held(f"silver/{agent.project_id}/people", expected=len(expected), found=difference))
         spark.close()
         return units
 
     def _chain(self, vault: str) -> list[str]:
         """Stops of every window that the vendor has published, in order."""
-        controls = f"http://{LOOPBACK}:{self.site.ports['vault']}/_control/vaults/{vault}"
-        published = int(httpx.get(controls, timeout=20).raise_for_status().json()["published"])
+        published = int(self._vendor_state(vault)["published"])
         return [f"{ORIGIN + timedelta(minutes=15 * (number + 1)):%Y%m%d%H%M}" for number in range(published)]
+
+    def _vendor_state(self, vault: str) -> dict[str, Any]:
+        controls = f"http://{LOOPBACK}:{self.site.ports['vault']}/_control/vaults/{vault}"
+        found: dict[str, Any] = httpx.get(controls, timeout=20).raise_for_status().json()
+        return found
 
     def _applied(self, vault: str) -> list[tuple[str, int]]:
         with self._sql("LOCKSTEP_WAREHOUSE_DSN") as warehouse:
@@ -532,12 +549,16 @@ class Lab:
             yield connection
 
 
-def _object(s3: Any, bucket: str, key: str, tag: str) -> bytes | None:
+def _digest(s3: Any, bucket: str, key: str) -> str:
     try:
-        found = s3.get_object(Bucket=bucket, Key=key)
-    except ClientError:
-        return b""  # promised and not there at all: no digest fits
-    return found["Body"].read() if found["ETag"] == tag else None
+        return hashlib.sha256(s3.get_object(Bucket=bucket, Key=key)["Body"].read()).hexdigest()
+    except ClientError as error:
+        return f"no file: {error}"
+
+
+def _held(unit: str, *, expected: int, found: oracle.Difference) -> Unit:
+    """A table as the checker sees it: the same words for both if every row is what it must be."""
+    return Unit(unit, "there", True, promised=str(oracle.Difference(expected, 0, 0, 0)), found=str(found))
 
 
 def _number(connection: psycopg.Connection[Any], statement: str) -> int:

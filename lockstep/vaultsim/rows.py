@@ -92,14 +92,15 @@ class World:
         if self._twists.get(index) is Twist.BOTH_FILES and self._births(thing, index + 1):
             yield self._key(thing, Birth(index + 1, 0))
 
-    def state_after(self, index: int) -> dict[str, dict[Key, Row]]:
+    def state_after(self, index: int, *, full: bool = True) -> dict[str, dict[Key, Row]]:
         """The oracle: every object's rows after window `index`, deletes before upserts, the last row of a key wins.
 
         Rows have the columns of the schema at `index`; a column that came later than a row's last change is empty.
+        Without `full` it is what the windows alone leave, where no full archive was loaded before them.
         """
         final = {one.name: [column.name for column in one.columns] for one in self.things(index)}
         state: dict[str, dict[Key, Row]] = {name: {} for name in final}
-        for moment in range(-1, index + 1):
+        for moment in range(-1 if full else 0, index + 1):
             for then in self.things(moment):
                 self._fold(then, moment, final[then.name], state[then.name])
         return state

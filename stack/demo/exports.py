@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from lockstep.faults import oracle
 from lockstep.kernel.errors import Transient
-from stack.demo import oracle
 from stack.demo.stage import Stage
 
 SCENE = "exports"

@@ -13,11 +13,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from lockstep.faults import oracle
 from lockstep.kernel.errors import Terminal
 from lockstep.readiness.triggers.dagster import TOKEN_TAG
 from lockstep.vaultsim.model import VaultState
 from lockstep.vaultsim.packing import world_of
-from stack.demo import oracle
 from stack.demo.stage import Stage
 
 SCENE = "readiness"

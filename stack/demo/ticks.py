@@ -16,8 +16,8 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lockstep.faults import oracle
 from lockstep.kernel.errors import Transient
-from stack.demo import oracle
 from stack.demo.lossy import LossyProxy, Weather
 from stack.demo.stage import Stage
 from stack.environment import LOOPBACK

@@ -6,18 +6,14 @@ what the warehouse must hold (oracle.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from psycopg import sql
-from psycopg.rows import dict_row
-
+from lockstep.faults import oracle
 from lockstep.kernel.errors import InvalidInput, LockstepError
 from lockstep.vaultsim.model import VaultState
 from lockstep.vaultsim.packing import world_of
 from lockstep.warehouse.model import vault_schema
-from stack.demo import oracle
 from stack.demo.pictures import take_failed_partition, take_lineage
 from stack.demo.stage import Stage
 
@@ -253,24 +249,11 @@ def _examine(stage: Stage, backlog: Backlog) -> None:
         words = f"vault {backlog.vault}: the ledger has every window once, in order, without a gap"
         expected = f"{backlog.count} in order"
         stage.claim(SCENE, words, expected, "; ".join(problems[:3]) or f"{len(chain)} in order")
-        differences = _compare(connection, backlog)
+        tables = oracle.expected_tables(world_of(backlog.state), backlog.last)
+        differences = oracle.compare_warehouse(connection, vault_schema(backlog.vault), tables)
     wrong = {name: str(one) for name, one in differences.items() if one.missing or one.extra or one.other}
     rows = sum(one.rows for one in differences.values())
     found = f"{rows} rows in {len(differences)} tables, all equal" if not wrong else str(wrong)
     words = f"vault {backlog.vault}: every warehouse row is the simulator's"
-    stage.claim_that(SCENE, words, f"{_expected_rows(backlog)} rows, all equal", found, not wrong)
-
-
-def _compare(connection: Any, backlog: Backlog) -> Mapping[str, oracle.Difference]:
-    expected = oracle.expected_tables(world_of(backlog.state), backlog.last)
-    found = {}
-    with connection.cursor(row_factory=dict_row) as cursor:
-        for name, (key, rows) in expected.items():
-            table = sql.Identifier(vault_schema(backlog.vault), name)
-            cursor.execute(sql.SQL("SELECT * FROM {}").format(table))
-            found[name] = oracle.compare_table(key, rows, cursor)
-    return found
-
-
-def _expected_rows(backlog: Backlog) -> int:
-    return sum(len(rows) for _, rows in oracle.expected_tables(world_of(backlog.state), backlog.last).values())
+    wanted = sum(len(held) for _, held in tables.values())
+    stage.claim_that(SCENE, words, f"{wanted} rows, all equal", found, not wrong)

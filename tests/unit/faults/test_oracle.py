@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from lockstep.faults import oracle
+from lockstep.faults.clients import people
+from lockstep.faults.oracle import Order
 from lockstep.vaultsim.model import VaultConfig
 from lockstep.vaultsim.rows import World
-from stack.demo import oracle
-from stack.demo.oracle import Order
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 STEP = timedelta(minutes=15)
@@ -104,6 +105,32 @@ def test_the_file_of_a_key_follows_the_dialect_to_the_byte():
     assert lines[4].endswith(",\n"), "nothing between the commas is NULL"
     whole = oracle.HEADER + "".join(lines)
     assert oracle.source_sha256("K0001", date(2000, 1, 2)) == hashlib.sha256(whole.encode()).hexdigest()
+
+
+def test_a_key_may_have_another_number_of_rows_a_day():
+    """Guards the lab's files: its keys are not numbers, and its days are short."""
+    lines = list(oracle.source_lines("ABC", date(2000, 1, 2), 40))
+    assert len(lines) == 41
+    assert lines[0].startswith("1,AC007920,ABC-32,")
+
+
+def test_ticks_of_the_lab_overlap_so_that_their_order_shows_in_silver():
+    """Guards the lab's oracle: with rows of their own in every tick, silver would look the same in any order."""
+    first, second = people(3), people(4)
+    forward, backward = oracle.silver_rows([first, second]), oracle.silver_rows([second, first])
+    assert str(oracle.compare_silver(forward, list(forward.values()))) == f"{len(forward)} rows, all equal"
+    assert "different" in str(oracle.compare_silver(forward, list(backward.values())))
+    assert "missing" in str(oracle.compare_silver(forward, list(oracle.silver_rows([second]).values())))
+
+
+def test_without_the_full_archive_only_what_windows_touched_is_expected():
+    """Guards the lab's lanes, which begin with a window: rows that only the full archive has must not be asked for."""
+    world = World(VaultConfig(id="1001"))
+    with_full, without = oracle.expected_tables(world, 2), oracle.expected_tables(world, 2, full=False)
+    assert with_full.keys() == without.keys()
+    for name, (_, rows) in without.items():
+        assert rows.items() <= with_full[name][1].items()
+    assert sum(len(rows) for _, rows in without.values()) < sum(len(rows) for _, rows in with_full.values())
 
 
 def test_silver_is_the_last_row_of_every_key():

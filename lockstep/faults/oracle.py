@@ -1,7 +1,7 @@
-"""Oracles: what must be there, computed apart from the code that is being watched. Pure.
+"""Oracles: what must be there, computed apart from the code that is being watched, for the demo and the lab.
 
 What belongs here: expected values from first principles (the simulator's own data, the source's formula, the rows that
-agents sent), and comparing them with what was read. What does not: reading stores, and waiting.
+agents sent), and comparing them with what was read. What does not: waiting, and any code of the pipelines.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
 
 from lockstep.vaultsim.rows import Key, World
 
@@ -41,9 +45,13 @@ class Difference(NamedTuple):
 # --- windows ---------------------------------------------------------------------------------------------------------
 
 
-def expected_tables(world: World, index: int) -> dict[str, tuple[tuple[str, ...], dict[Key, dict[str, str | None]]]]:
-    """What the warehouse must hold after window `index`: key columns, and rows by key, of every object."""
-    state = world.state_after(index)
+Tables = dict[str, tuple[tuple[str, ...], dict[Key, dict[str, str | None]]]]
+"""Of every object the columns of its key, and its rows by key."""
+
+
+def expected_tables(world: World, index: int, *, full: bool = True) -> Tables:
+    """What the warehouse must hold after window `index`, on top of the full archive or, without it, of nothing."""
+    state = world.state_after(index, full=full)
     found = {}
     for thing in world.things(index):
         names = [column.name for column in thing.columns]
@@ -72,6 +80,16 @@ def compare_table(
     if missing and not example:
         example = f"{min(missing, key=str)} is missing"
     return Difference(count, len(missing), extra, other, example)
+
+
+def compare_warehouse(connection: psycopg.Connection[Any], schema: str, expected: Tables) -> dict[str, Difference]:
+    """Hold every table of a vault against the simulator's rows, by a SELECT of its own."""
+    found = {}
+    with connection.cursor(row_factory=dict_row) as cursor:
+        for name, (key, rows) in expected.items():
+            cursor.execute(sql.SQL("SELECT * FROM {}").format(sql.Identifier(schema, name)))
+            found[name] = compare_table(key, rows, cursor)
+    return found
 
 
 def same(text: str | None, value: Any) -> bool:  # one line for each type
@@ -126,12 +144,14 @@ def expected_activity(
 # --- exports ---------------------------------------------------------------------------------------------------------
 
 
-def source_lines(key: str, day: date) -> Iterator[str]:
-    """The lines of one export file, from the formula of the demo's source and the documented dialect of CSV."""
-    number, moved = int(key.removeprefix("K")), (day - _EPOCH).days
-    rows = 2000 + (number * 7919) % 3000 + moved % 7
-    clock = _clock()
-    for n in range(1, rows + 1):
+def source_lines(key: str, day: date, rows_a_day: int | None = None) -> Iterator[str]:
+    """The lines of one export file, from the formula of the demo's source and the documented dialect of CSV.
+
+    Without `rows_a_day` a key such as K0042 has as many as the demo's source gives it.
+    """
+    moved, clock = (day - _EPOCH).days, _clock()
+    rows = 2000 + (int(key.removeprefix("K")) * 7919) % 3000 if rows_a_day is None else rows_a_day
+    for n in range(1, rows + moved % 7 + 1):
         account = (n * 7919 + moved) % 100_000
         product = (n * 31 + moved) % 97
         quantity = (n * 104_729 + moved * 17) % 1000 - 100
@@ -146,14 +166,26 @@ def _clock() -> tuple[str, ...]:
 
 
 @cache
-def source_sha256(key: str, day: date) -> str:
+def source_sha256(key: str, day: date, rows_a_day: int | None = None) -> str:
     """The SHA-256 that the file of this key and day must have."""
     digest = hashlib.sha256(HEADER.encode())
-    digest.update("".join(source_lines(key, day)).encode())
+    digest.update("".join(source_lines(key, day, rows_a_day)).encode())
     return digest.hexdigest()
 
 
 # --- ticks -----------------------------------------------------------------------------------------------------------
+
+
+class Row(Protocol):
+    """A row that an agent sends; two of them are equal if all their columns are."""
+
+    @property
+    def id(self) -> int:
+        """Its key."""
+        ...
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 class Order(NamedTuple):
@@ -176,12 +208,12 @@ def tick_rows(agent: int, tick: int, rows: int) -> list[Order]:
     ]
 
 
-def silver_rows(sent: Iterable[Sequence[Order]]) -> dict[int, Order]:
+def silver_rows(sent: Iterable[Sequence[AnyRow]]) -> dict[int, AnyRow]:
     """What silver must hold after these ticks, in order: the last row of a key wins."""
     return {row.id: row for tick in sent for row in tick}
 
 
-def compare_silver(expected: Mapping[int, Order], found: Sequence[Order]) -> Difference:
+def compare_silver(expected: Mapping[int, AnyRow], found: Sequence[AnyRow]) -> Difference:
     """Hold the rows of a silver table against those that were sent."""
     held = {row.id: row for row in found}
     other = [key for key, row in held.items() if key in expected and expected[key] != row]
