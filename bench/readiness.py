@@ -151,7 +151,7 @@ def _waiting(table: DynamoTable, number: int) -> Callable[[], None]:
         waiting = TraitResult(f"trait-{TRAITS - 1}", TraitStatus.FAIL, "not yet", expires_at=until, pushed=True)
         store.put_traits(name, Key(name, DAY), [*cached, waiting], START)
     runner = Runner(clock, Builtins(store))
-    plane = Plane(store, lambda: plans, runner, Triggers({}), Dispatcher([]), clock, ids)
+    plane = Plane(store, lambda: plans, plans.get, runner, Triggers({}), Dispatcher([]), clock, ids)
     driver = Driver(plane, Limits(threads=THREADS))
 
     def tick() -> None:

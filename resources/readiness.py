@@ -103,7 +103,7 @@ def build_deployment(
     )
     dispatcher = Dispatcher(_sinks(settings, web), clock)
     triggers = Triggers(_triggers(settings, web, graph))
-    plane = Plane(store, catalogue.plans, runner, triggers, dispatcher, clock, ids)
+    plane = Plane(store, catalogue.plans, catalogue.plan, runner, triggers, dispatcher, clock, ids)
     driver = Driver(plane, limits)
     return Deployment(plane, catalogue, driver, Control(plane, driver), Watchdog(plane), dynamodb, table)
 

@@ -76,7 +76,7 @@ def plane_of(settings: Settings, url: str, dynamodb: Any = None) -> Plane:
     from resources.readiness import build_deployment  # opened only where a lab runs
 
     found = plans(url)
-    return replace(build_deployment(settings, dynamodb=dynamodb).plane, plans=lambda: found)
+    return replace(build_deployment(settings, dynamodb=dynamodb).plane, plans=lambda: found, plan=found.get)
 
 
 def control_of(plane: Plane) -> Control:

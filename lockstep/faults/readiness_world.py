@@ -226,6 +226,7 @@ class ReadinessWorld:
         return Plane(
             store,
             lambda: self.plans,
+            self.plans.get,
             _Evaluators(actor.clock, Builtins(store, {"tick-lag": probe})),
             Triggers({"http": reach(actor, "jobs", self.jobs, unreachable)}),
             Dispatcher([reach(actor, "pager", self.pager, unreachable)], actor.clock),

@@ -50,14 +50,26 @@ class Catalogue:
     def _read(self) -> Mapping[str, Plan]:
         plans = dict(self.registry.plans)
         for entry in self._store.registered(self._clock.now()):
-            # What a file brought and no file has any more is gone; its history stays.
-            if entry.pipeline in plans or entry.origin != API:
-                continue
-            try:
-                plans[entry.pipeline] = config.parse_pipeline(entry.data, self.registry)
-            except InvalidInput as error:
-                _log.error("registered pipeline cannot be used", pipeline=entry.pipeline, error=str(error))
+            if entry.pipeline not in plans and (plan := self._parsed(entry)):
+                plans[entry.pipeline] = plan
         return config.connect(plans)
+
+    def plan(self, pipeline: str) -> Plan | None:
+        """One pipeline, as of the last write: another replica may just have taken, changed or removed it."""
+        if pipeline in self.registry.plans:
+            return self.plans()[pipeline]
+        entry = self._store.registration(pipeline, self._clock.now())
+        return self._parsed(entry) if entry else None  # only a pipeline in a file can have a downstream
+
+    def _parsed(self, entry: Registered) -> Plan | None:
+        """What came through the API. What a file brought and no file has any more is gone; its history stays."""
+        if entry.origin != API:
+            return None
+        try:
+            return config.parse_pipeline(entry.data, self.registry)
+        except InvalidInput as error:
+            _log.error("registered pipeline cannot be used", pipeline=entry.pipeline, error=str(error))
+            return None
 
     def sync(self, until: float | None = None) -> list[str]:
         """Bring the table's copy of the files up to date; returns what was changed.
@@ -92,8 +104,7 @@ class Catalogue:
         plan = config.parse_pipeline(dict(data), self.registry)
         self._only_through_the_api(plan.pipeline)
         now = self._clock.now()
-        known = {entry.pipeline: entry for entry in self._store.registered(now)}
-        since = self._since(plan, known.get(plan.pipeline), now)
+        since = self._since(plan, self._store.registration(plan.pipeline, now), now)
         self._store.register(plan.pipeline, data, origin=API, since=since)
         self._forget()
         return plan
@@ -101,12 +112,8 @@ class Catalogue:
     def unregister(self, pipeline: str) -> None:
         """Remove a pipeline that came through the API and has nothing open."""
         self._only_through_the_api(pipeline)
-        for entry in self._store.registered(self._clock.now()):
-            if entry.pipeline == pipeline and entry.open:
-                raise IllegalTransition(
-                    f"{len(entry.open)} executions are open.", unit=pipeline, next_step="cancel them first."
-                )
-        self._store.unregister(pipeline)
+        if not self._store.unregister(pipeline):
+            raise IllegalTransition("it has open executions.", unit=pipeline, next_step="cancel them first.")
         self._forget()
 
     def _only_through_the_api(self, pipeline: str) -> None:

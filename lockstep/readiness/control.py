@@ -93,7 +93,7 @@ class Control:
 
     def plan(self, pipeline: str) -> Plan:
         """The pipeline's plan, or `NotFound`."""
-        plan = self._plane.plans().get(pipeline)
+        plan = self._plane.plan(pipeline)
         if plan is None:
             raise NotFound("there is no such pipeline.", unit=pipeline, next_step="see the list of pipelines.")
         return plan

@@ -203,7 +203,7 @@ class Handlers:
         return parse_key(str(event["pipelineID"]), str(event["date"]), str(event["scheduleID"]))
 
     def _plan(self, key: Key) -> Plan:
-        plan = self._plane.plans().get(key.pipeline)
+        plan = self._plane.plan(key.pipeline)
         if plan is None:
             raise InvalidInput("there is no such pipeline.", unit=key.pipeline)
         return plan

@@ -19,10 +19,14 @@ from lockstep.readiness.triggers.base import Triggers
 
 @dataclass(frozen=True)
 class Plane:
-    """One plane. `plans` is asked every time, so that a changed configuration takes effect."""
+    """One plane. Configuration is asked for every time, so that a change takes effect.
+
+    `plans` are all, as of some seconds ago; `plan` is one as it is now, or None.
+    """
 
     store: Store
     plans: Callable[[], Mapping[str, Plan]]
+    plan: Callable[[str], Plan | None]
     runner: Runner
     triggers: Triggers
     dispatcher: Dispatcher

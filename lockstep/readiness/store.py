@@ -32,7 +32,7 @@ from lockstep.readiness.model import (
     parse_key,
 )
 from lockstep.readiness.rules import CLOCK_TOLERANCE, is_legal_path
-from lockstep.readiness.table import Absent, Delete, Equals, Free, Item, ItemKey, Merge, Put, Table, Write
+from lockstep.readiness.table import Absent, Delete, Equals, Free, Item, ItemKey, Lacks, Merge, Put, Table, Write
 
 PIPELINES = "PIPELINES"
 RERUNS = "RERUNS"
@@ -415,23 +415,18 @@ class Store:
         values = {**names, "data": codec.dumps(dict(data)), "since": codec.dumps(begun)}
         self._table.write([Merge(f"PIPELINE#{pipeline}", CONFIG, values)])
 
-    def unregister(self, pipeline: str) -> None:
-        """Remove a pipeline's configuration; its history stays."""
-        self._table.write([Delete(f"PIPELINE#{pipeline}", CONFIG)])
+    def unregister(self, pipeline: str) -> bool:
+        """Remove a pipeline's configuration; its history stays. False if an execution is open: nothing changes then."""
+        return self._table.write([Delete(f"PIPELINE#{pipeline}", CONFIG, Lacks("open"))])
+
+    def registration(self, pipeline: str, now: datetime) -> Registered | None:
+        """One pipeline, as of the last write."""
+        row = self._table.get(f"PIPELINE#{pipeline}", CONFIG, seconds(now))
+        return None if row is None else _registered(row)
 
     def registered(self, now: datetime) -> list[Registered]:
         """Every pipeline, from the index. May lag by a moment: a hint for where to look, never the truth."""
-        return [
-            Registered(
-                row["GSI1SK"],
-                json.loads(row.get("data", "{}")),
-                frozenset(row.get("open", ())),
-                codec.decode_instants(json.loads(row.get("since", "{}"))),
-                tuple(codec.decode_alert(json.loads(text)) for text in sorted(row.get("undelivered", ()))),
-                str(row.get("origin", "")),
-            )
-            for row in self._table.index(PIPELINES, seconds(now))
-        ]
+        return [_registered(row) for row in self._table.index(PIPELINES, seconds(now))]
 
     def put_marker(self, marker: Marker) -> None:
         """Ask for an execution to be looked at. Repeating it is harmless."""
@@ -487,6 +482,17 @@ def _told(alert: Alert) -> str:
 
 def _cascade(state: Execution) -> str:
     return f"cascade:{state.key.pipeline}"
+
+
+def _registered(row: Item) -> Registered:
+    return Registered(
+        row["PK"].removeprefix("PIPELINE#"),
+        json.loads(row.get("data", "{}")),
+        frozenset(row.get("open", ())),
+        codec.decode_instants(json.loads(row.get("since", "{}"))),
+        tuple(codec.decode_alert(json.loads(text)) for text in sorted(row.get("undelivered", ()))),
+        str(row.get("origin", "")),
+    )
 
 
 def _mark_open(state: Execution) -> Write:

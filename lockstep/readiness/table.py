@@ -47,7 +47,13 @@ class Free(NamedTuple):
     latest: int | None = None
 
 
-Condition = Absent | Equals | Free | None
+class Lacks(NamedTuple):
+    """No such item, or one without this attribute. A set that has lost its last member is not there any more."""
+
+    name: str
+
+
+Condition = Absent | Equals | Free | Lacks | None
 
 
 class Put(NamedTuple):
@@ -280,6 +286,8 @@ class _Expression:
             return ""
         if isinstance(condition, Absent):
             return f"attribute_not_exists({self._name('PK')})"
+        if isinstance(condition, Lacks):
+            return f"attribute_not_exists({self._name(condition.name)})"
         if isinstance(condition, Free):
             free = f"attribute_not_exists({self._name('PK')}) OR {self._name(TTL)} < {self._value(condition.now)}"
             return (
@@ -362,6 +370,8 @@ class MemoryTable:
             return True
         if isinstance(condition, Absent):
             return item is None
+        if isinstance(condition, Lacks):
+            return item is None or condition.name not in item
         if isinstance(condition, Free):
             latest = float("inf") if condition.latest is None else condition.latest
             return item is None or (TTL in item and not condition.now <= item[TTL] <= latest)

@@ -130,7 +130,7 @@ class Driver:
         has not answered by then goes on in its thread; its execution is left to it, and the next tick reports it.
         """
         deadline = self._clock.monotonic() + self._limits.seconds if until is None else until
-        report, now, plans = Report(), self._clock.now(), self._plane.plans()
+        report, now, plans = Report(), self._clock.now(), self._plans(markers)
         wanted, due = self._wanted(plans, markers, now, report)
         states = self._store.load_many({key: plans[key.pipeline] for key in wanted}, now)
         self._opened |= {key for key in due if key in states and not _is_rehearsal(states[key])}
@@ -164,6 +164,13 @@ class Driver:
                 _log.warning("marker refused", pipeline=name, marker=sort_key, reason=words)
                 self._store.refuse_marker(name, sort_key, words, now)
         return found, (start + min(most, len(names))) % max(1, len(names))
+
+    def _plans(self, markers: Collection[Marker]) -> Mapping[str, Plan]:
+        """All plans. One that only a marker knows may be seconds old: it is asked for before it is called unknown."""
+        plans = self._plane.plans()
+        unknown = {marker.key.pipeline for marker in markers} - plans.keys()
+        found = {name: plan for name in sorted(unknown) if (plan := self._plane.plan(name)) is not None}
+        return {**plans, **found} if found else plans
 
     def _wanted(
         self, plans: Mapping[str, Plan], markers: Collection[Marker], now: datetime, report: Report

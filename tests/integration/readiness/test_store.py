@@ -36,7 +36,7 @@ from lockstep.readiness.model import (
     TraitStatus,
 )
 from lockstep.readiness.store import Marker, Store
-from lockstep.readiness.table import Absent, DynamoTable, Equals, MemoryTable, Merge, Put, Table
+from lockstep.readiness.table import Absent, DynamoTable, Equals, Lacks, MemoryTable, Merge, Put, Table
 from tests.integration.readiness.tables import table_named
 from tests.unit.readiness.builders import DAY, NOW, evaluated, plan
 
@@ -273,8 +273,18 @@ def test_open_executions_are_listed_with_their_pipeline_and_closed_ones_are_not(
     store.register("sales", {"name": "sales", "tier": 1}, origin="file")
     (found,) = store.registered(NOW)
     assert (found.open, found.data["tier"]) == (frozenset(), 1)
-    store.unregister("sales")
-    assert store.registered(NOW) == []
+    assert store.registration("sales", NOW) == found
+    assert store.unregister("sales")
+    assert store.registered(NOW) == [] and store.registration("sales", NOW) is None
+
+
+def test_a_pipeline_with_an_open_execution_cannot_be_removed_by_whoever_did_not_see_it_open(store: Store):
+    """Guards the execution: with its pipeline gone nobody would drive it to its end."""
+    store.register("sales", {"name": "sales"}, origin="api")
+    state = _triggering(store)
+    assert not store.unregister("sales")
+    _step(store, _step(store, state, Started(state.run_id, {})), Polled(state.run_id, PollOutcome.SUCCEEDED))
+    assert store.unregister("sales")
 
 
 def test_a_marker_that_is_written_anew_is_not_dropped_with_the_old_one(store: Store):
@@ -350,6 +360,8 @@ def test_conditions_mean_the_same_everywhere(table: Table):
     assert table.write([Merge("a", "b", {"s": "v"}, {"n": 2, "set": {"p", "q"}}, condition=Equals("n", 1))])
     assert table.write([Merge("a", "b", remove_members={"set": {"p"}})])
     assert table.get("a", "b", 0) == {"PK": "a", "SK": "b", "n": 3, "s": "v", "set": {"q"}}
+    assert not table.write([Merge("a", "b", {"n": 4}, condition=Lacks("set"))])
     assert table.write([Merge("a", "b", remove_members={"set": {"q"}})])
+    assert table.write([Put({"PK": "x", "SK": "y"}, Lacks("set")), Merge("a", "b", {"n": 4}, condition=Lacks("set"))])
     assert "set" not in (table.get("a", "b", 0) or {})
     assert not table.write([Merge("none", "none", {"n": 1}, condition=Equals("n", 0))])

@@ -269,7 +269,7 @@ def test_export_asl_writes_the_machine(call: Call, tmp_path: Path):
 def catalogue(world: World, monkeypatch: pytest.MonkeyPatch) -> Catalogue:
     """The shipped configuration over the world's store, as `register` and `unregister` see it."""
     found = Catalogue(config.load([config.shipped_folder()]), world.store, world.clock)
-    plane = replace(world.plane, plans=found.plans)
+    plane = replace(world.plane, plans=found.plans, plan=found.plan)
     control = Control(plane, world.driver)
     deployment = Deployment(plane, found, world.driver, control, world.watchdog, dynamodb=None, table="")
     monkeypatch.setattr(cli, "_deployment", lambda: deployment)

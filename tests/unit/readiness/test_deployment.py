@@ -95,6 +95,7 @@ def test_schedules_of_the_same_minute_begin_together():
 
 ARCHETYPE = "name: a\nrequiredTraits: [{type: t}]\n"
 PIPELINE = "name: sales\narchetype: a\ntraits: {t: {}}\ntrigger: {type: gate}\nschedules: "
+BODY: dict[str, Any] = {"name": "pushed", "archetype": "a", "traits": {"t": {}}, "trigger": {"type": "gate"}}
 
 
 def _catalogue(folder: Path, store: Store, clock: FakeClock, schedules: str | None) -> Catalogue:
@@ -137,10 +138,32 @@ def test_a_pipeline_whose_file_is_gone_is_gone_and_one_of_the_api_stays(tmp_path
     clock, store = FakeClock(AT), Store(MemoryTable())
     first = _catalogue(tmp_path, store, clock, "[{every: hour}]")
     first.sync()
-    body: dict[str, Any] = {"name": "pushed", "archetype": "a", "traits": {"t": {}}, "trigger": {"type": "gate"}}
-    first.register(body)
+    first.register(BODY)
     assert set(_catalogue(tmp_path, store, clock, None).plans()) == {"pushed"}
     assert {entry.pipeline: entry.origin for entry in store.registered(AT)} == {"sales": FILE, "pushed": API}
+
+
+def test_a_replica_knows_at_once_what_another_has_taken_changed_and_removed(tmp_path: Path):
+    """Guards clients behind a load balancer: the next request after a registration may reach the other replica."""
+    clock, store = FakeClock(AT), Store(MemoryTable())
+    one, other = (_catalogue(tmp_path, store, clock, "[{every: hour}]") for _ in range(2))
+    assert other.plan("pushed") is None and set(other.plans()) == {"sales"}
+    one.register(BODY)
+    taken = other.plan("pushed")
+    assert taken is not None and set(other.plans()) == {"sales"}, "the list is read anew every few seconds only"
+    one.register({**BODY, "trigger": {"type": "gate"}, "schedules": [{"every": "hour"}]})
+    changed = other.plan("pushed")
+    assert changed is not None and len(changed.schedules) > len(taken.schedules)
+    one.unregister("pushed")
+    assert other.plan("pushed") is None
+
+
+def test_a_registration_that_cannot_be_read_is_no_pipeline_and_stops_nobody(tmp_path: Path):
+    clock, store = FakeClock(AT), Store(MemoryTable())
+    catalogue = _catalogue(tmp_path, store, clock, "[{every: hour}]")
+    store.register("broken", {"name": "broken", "archetype": "none"}, origin=API)
+    assert catalogue.plan("broken") is None and set(catalogue.plans()) == {"sales"}
+    assert catalogue.plan("sales") == catalogue.plans()["sales"]
 
 
 def test_catch_up_is_configured_as_a_duration_of_at_most_a_month(tmp_path: Path):

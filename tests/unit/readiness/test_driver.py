@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from datetime import date, timedelta
 
 import pytest
@@ -399,6 +400,15 @@ def test_a_marker_for_an_unknown_pipeline_is_refused_aloud():
     world = _world()
     report = world.tick(Marker(Key("nobody", DAY), "external", NOW))
     assert "no such pipeline" in report.refused[0]
+
+
+def test_a_marker_for_a_pipeline_that_was_registered_a_second_ago_is_not_refused():
+    """Guards the first wish: the list of all pipelines is seconds old, and a refused marker never comes back."""
+    world = _world()
+    world.plane = replace(world.plane, plan={"young": pipeline("young")}.get)
+    report = world.new_driver().tick([Marker(Key("young", DAY, "daily"), "external", NOW)])
+    assert report.refused == []
+    assert [row["date"] for row in world.store.executions("young", NOW, limit=5)] == [DAY.isoformat()]
 
 
 def test_duplicate_markers_change_nothing():

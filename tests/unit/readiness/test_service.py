@@ -37,6 +37,9 @@ class _Catalogue(Catalogue):
     def plans(self) -> Any:
         return {**super().plans(), **self._world.plans}
 
+    def plan(self, pipeline: str) -> Any:
+        return self._world.plans.get(pipeline) or super().plan(pipeline)
+
 
 def _deployment(plane: Plane, catalogue: Catalogue) -> Deployment:
     driver = Driver(plane, Limits(threads=1))
@@ -52,7 +55,7 @@ def world() -> World:
 @pytest.fixture
 def http(world: World) -> Iterator[TestClient]:
     catalogue = _Catalogue(world)
-    deployment = _deployment(replace(world.plane, plans=catalogue.plans), catalogue)
+    deployment = _deployment(replace(world.plane, plans=catalogue.plans, plan=catalogue.plan), catalogue)
     settings = Settings(readiness_api_key=SecretStr("right"))
     with TestClient(create_app(settings, deployment=deployment, watch=False), headers={"X-API-Key": "right"}) as client:
         yield client

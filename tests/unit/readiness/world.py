@@ -126,7 +126,16 @@ class World:
         self.runner = Runner(self.clock, Builtins(self.store, {"tick-lag": self._read}), http=http)
         self.dispatcher = Dispatcher([self.pager], self.clock)
         triggers = Triggers({"http": HttpTrigger(web) if web else self.jobs, "dagster": self.jobs})
-        self.plane = Plane(self.store, lambda: self.plans, self.runner, triggers, self.dispatcher, self.clock, self.ids)
+        self.plane = Plane(
+            self.store,
+            lambda: self.plans,
+            self.plans.get,
+            self.runner,
+            triggers,
+            self.dispatcher,
+            self.clock,
+            self.ids,
+        )
         self.driver = self.new_driver(threads)
         self.control = Control(self.plane, self.driver)
         self.watchdog = Watchdog(self.plane)

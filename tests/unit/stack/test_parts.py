@@ -79,6 +79,7 @@ def test_a_half_written_database_folder_is_moved_aside_and_a_whole_one_is_made(s
     data.mkdir(parents=True)
     (data / "base").mkdir()
     (data.parent / "postgres.making-1").mkdir()
+    parts.ensure_system_users([_postgres(site)])  # as a start does first: a new machine has no such user
     _postgres(site).prepare(site)
     assert (data / "PG_VERSION").exists()
     assert (data / "global" / "pg_control").exists()
