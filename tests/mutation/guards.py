@@ -1228,6 +1228,27 @@ READINESS: tuple[Guard, ...] = (
         (f"{_UNIT}/test_driver.py", "tests/property/readiness/test_drivers.py"),
     ),
     Guard(
+        "a replica asks the table for a pipeline by its name",
+        f"{_READINESS}/control.py",
+        "plan = self._plane.plan(pipeline)",
+        "plan = self._plane.plans().get(pipeline)",
+        (f"{_UNIT}/test_service.py",),
+    ),
+    Guard(
+        "a marker of a young pipeline is not refused",
+        f"{_READINESS}/worker.py",
+        "return {**plans, **found} if found else plans",
+        "return plans",
+        (f"{_UNIT}/test_driver.py",),
+    ),
+    Guard(
+        "a pipeline with an open execution stays",
+        f"{_READINESS}/store.py",
+        'CONFIG, Lacks("open"))])',
+        "CONFIG)])",
+        ("tests/integration/readiness/test_store.py",),
+    ),
+    Guard(
         "a marker is kept until it is heard",
         f"{_READINESS}/worker.py",
         "if marker.key in settled or marker.key.pipeline not in plans:",

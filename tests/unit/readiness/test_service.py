@@ -52,12 +52,17 @@ def world() -> World:
     return World(pipeline(exclusions=only_today, retry=RetryPlan(max_attempts=1)))
 
 
-@pytest.fixture
-def http(world: World) -> Iterator[TestClient]:
+def _client(world: World) -> TestClient:
+    """Of a replica of its own."""
     catalogue = _Catalogue(world)
     deployment = _deployment(replace(world.plane, plans=catalogue.plans, plan=catalogue.plan), catalogue)
     settings = Settings(readiness_api_key=SecretStr("right"))
-    with TestClient(create_app(settings, deployment=deployment, watch=False), headers={"X-API-Key": "right"}) as client:
+    return TestClient(create_app(settings, deployment=deployment, watch=False), headers={"X-API-Key": "right"})
+
+
+@pytest.fixture
+def http(world: World) -> Iterator[TestClient]:
+    with _client(world) as client:
         yield client
 
 
@@ -146,17 +151,28 @@ def test_a_pushed_trait_counts_and_expires(http: TestClient, world: World):
     assert "TRAIT_PUSHED" in {event["kind"] for event in http.get("/api/pipelines/sales/events").json()}
 
 
+OWN = {
+    "name": "own",
+    "archetype": "platform-gate",
+    "traits": {"progress": {"evaluator": "builtin:table-reachable"}},
+    "trigger": {"type": "gate"},
+}
+
+
+def test_a_pipeline_that_one_replica_took_is_known_to_the_other_at_once(world: World):
+    with _client(world) as one, _client(world) as other:
+        assert other.get("/api/pipelines").status_code == 200, "from now on it has a list that is some seconds old"
+        assert one.post("/api/pipelines", json=OWN).status_code == 201
+        assert other.post("/api/pipelines/own/run", json={}).json()["status"] == "COMPLETED"
+        assert one.delete("/api/pipelines/own").status_code == 204
+        assert other.get("/api/pipelines/own").status_code == 404
+
+
 def test_a_pipeline_can_be_registered_looked_at_and_removed_but_not_run_programs(http: TestClient):
-    body = {
-        "name": "own",
-        "archetype": "platform-gate",
-        "traits": {"progress": {"evaluator": "builtin:table-reachable"}},
-        "trigger": {"type": "gate"},
-    }
-    assert http.post("/api/pipelines", json=body).status_code == 201
+    assert http.post("/api/pipelines", json=OWN).status_code == 201
     assert http.get("/api/pipelines/own").json()["trigger"] == "gate"
     assert http.post("/api/pipelines/own/run", json={}).json()["status"] == "COMPLETED"
-    bad = {**body, "trigger": {"type": "command", "command": ["sh", "-c", "id"]}}
+    bad = {**OWN, "trigger": {"type": "command", "command": ["sh", "-c", "id"]}}
     refused = http.post("/api/pipelines", json=bad)
     assert (refused.status_code, len(refused.json()["errors"])) == (422, 1)
     assert http.delete("/api/pipelines/windows-current").status_code == 409
