@@ -99,11 +99,11 @@ class Platform:
         """
         vault = f"fetched{next(self._fetched)}"
         with self._vendor() as vendor, self._state() as connection:
-            url = vendor.post("", json={"id": vault}).raise_for_status().json()["url"]
+            url = vendor.post("/vaults", json={"id": vault}).raise_for_status().json()["url"]
             VaultRegistry(connection).add(vault, url, actor="benchmark")
             with open_source(self._settings, vault) as producer:
                 producer.run()  # the full archive, once for each vault, is not a window
-                vendor.post(f"/{vault}/publish", json={"windows": windows}).raise_for_status()
+                vendor.post(f"/vaults/{vault}/publish", json={"windows": windows}).raise_for_status()
                 started = time.perf_counter()
                 report = producer.run()
                 taken = time.perf_counter() - started
@@ -115,7 +115,7 @@ class Platform:
         return postgres.connect(self._settings.postgres_dsn or "", application_name="bench-windows")
 
     def _vendor(self) -> httpx.Client:
-        return httpx.Client(base_url=f"{self._vendor_url}/_control/vaults", timeout=60)
+        return httpx.Client(base_url=f"{self._vendor_url}/_control", timeout=60)
 
     def rest(self) -> None:
         """Wait until no run of the vault is under way, as a sensor does before it asks for the next."""
