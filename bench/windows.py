@@ -120,6 +120,6 @@ def _large(context: Context, platform: Platform, files: Files, sizes: Sizes, res
 
 def _fetch(context: Context, platform: Platform, sizes: Sizes, result: Result) -> None:
     """The producer's side, with the vendor on this machine: what its network adds is not in it."""
-    context.say(f"{sizes.fetch} windows of the vendor's simulator, fetched, examined and stored, three times")
-    found = result.samples["fetching a window, s"] = [platform.fetch(sizes.fetch) for _ in range(3)]
+    context.say(f"{sizes.fetch} windows of the vendor's simulator, fetched, examined and stored, {sizes.repeat} times")
+    found = result.samples["fetching a window, s"] = [platform.fetch(sizes.fetch) for _ in range(sizes.repeat)]
     context.say(f"{median(found):.3f} s a window")
