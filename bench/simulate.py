@@ -214,6 +214,11 @@ def costs(results: Mapping[str, Any] | None = None) -> dict[str, Cost]:
     }
 
 
+def farther(fetch: Cost, seconds: float) -> Cost:
+    """A fetch from a vendor who is so much farther away, for each window, than the measured or assumed one."""
+    return Cost(fetch.seconds + seconds, f"{fetch.source} + {seconds:g} s for the way to the vendor")
+
+
 def _measured(results: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     windows, exports, ticks = (_samples(results, part) for part in ("windows", "exports", "ticks"))
     if single := windows.get("one run per window, s each"):
@@ -368,6 +373,9 @@ def main(
     chunks: Annotated[int, typer.Option(min=1, help="Export chunks a day.")] = 1_000_000,
     projects: Annotated[int, typer.Option(min=1)] = 10_000,
     tick_minutes: Annotated[int, typer.Option(min=1, help="A tick of each project every so many minutes.")] = 60,
+    vendor_seconds: Annotated[
+        float, typer.Option(min=0, help="Added to the fetch of a window: the benchmark's vendor is on its own machine.")
+    ] = 0.0,
     hours: Annotated[float, typer.Option(min=0.5, help="Simulated time.")] = 6.0,
     seed: Annotated[int, typer.Option()] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")] = None,
@@ -375,6 +383,8 @@ def main(
     """Simulate the queues under a load and print how many slots it needs."""
     size = Size(vaults=vaults, chunks_a_day=chunks, projects=projects, tick_minutes=tick_minutes, hours=hours)
     price = costs(json.loads(bench.read_text()) if bench else None)
+    if vendor_seconds:
+        price["window_fetch"] = farther(price["window_fetch"], vendor_seconds)
     rows = [measure(load, seed=seed) for load in loads(size, price, seed=seed)]
     show(price, rows, Console(width=150))
     if json_file:

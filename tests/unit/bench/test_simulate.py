@@ -146,11 +146,14 @@ def test_the_command_prints_and_writes_what_it_found(tmp_path: Path):
     (tmp_path / "bench.json").write_text(json.dumps(MEASURED))
     small = ["--vaults", "20", "--chunks", "5000", "--projects", "50", "--hours", "1"]
     files = ["--bench", str(tmp_path / "bench.json"), "--json", str(tmp_path / "found.json")]
-    done = CliRunner().invoke(app, [*small, *files])
+    done = CliRunner().invoke(app, [*small, *files, "--vendor-seconds", "1.5"])
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "found.json").read_text())
     assert [row["load"] for row in found["rows"]] == [load.name for load in sim.loads(Size(hours=1), sim.costs())]
     assert found["costs"]["run_start"]["seconds"] == 8.0
+    near = sim.costs(MEASURED)["window_fetch"].seconds
+    assert found["costs"]["window_fetch"]["seconds"] == near + 1.5
+    assert "1.5 s for the way to the vendor" in found["costs"]["window_fetch"]["source"]
     assert all(row["slots"] >= 1 for row in found["rows"])
     assert [row["runs_a_day"] is None for row in found["rows"]] == [False, False, True, True, False], (
         "only runs are runs"
