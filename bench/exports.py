@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import psycopg
@@ -38,6 +38,9 @@ from lockstep.kernel.postgres import Pool, transaction
 from lockstep.kernel.settings import Settings, load_settings
 from resources.exports import export_limits, export_place, open_worker, s3_client, state_pool
 from sensors import EVERY_LOOP_SECONDS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 CHUNKS = 400
 ROWS = 30_000
@@ -98,12 +101,11 @@ class _Bench:
         """Rows a second of everybody, and what follows from them; ours are returned."""
         rows = self.chunks * ROWS
         floor, hand, workers = [], [], []
-        for _ in range(
-            QUICK_TURNS if self.context.quick else TURNS
-        ):  # in turns: a busy minute of the machine meets all of them
-            floor.append(rows / self._timed("psql COPY", self._psql))
-            hand.append(rows / self._timed("hand-written pool", self._handwritten))
-            workers.append(rows / self._timed("Spark workers", lambda: self._spark(state, client)))
+        with self._session() as session:
+            for _ in range(QUICK_TURNS if self.context.quick else TURNS):  # in turns: a busy minute meets all of them
+                floor.append(rows / self._timed("psql COPY", self._psql))
+                hand.append(rows / self._timed("hand-written pool", self._handwritten))
+                workers.append(rows / self._timed("Spark workers", lambda: self._spark(session, state, client)))
         whole, posted = self._end_to_end(client)
         self.context.say(f"end to end: {whole:.1f} s")
         paged_chunks = max(4, self.chunks // 50)
@@ -164,21 +166,25 @@ class _Bench:
 
     # --- ours -------------------------------------------------------------------------------------------------------
 
-    def _spark(self, state: Pool, client: NewClient) -> None:
-        """The worker phase alone: a reserved batch, worked off by warm Spark tasks when its messages have left."""
-        from pyspark.sql import SparkSession
+    @contextmanager
+    def _session(self) -> Iterator[SparkSession]:
+        from pyspark.sql import SparkSession  # heavy; only when a benchmark runs
 
-        claims = ClaimStore(state, owner="bench", limits=export_limits(self.settings))
         session = SparkSession.builder.remote(str(self.settings.spark_remote)).create()
         try:
-            run_on_spark(session, "warm-up", tasks=tasks_for(os.cpu_count() or 1), opener=OPENER)
-            batch = self._reserved(state, claims, client, force=True)
-            _settled(state)
-            self._started = time.perf_counter()
-            tally = run_on_spark(session, batch.batch_id, tasks=tasks_for(os.cpu_count() or 1), opener=OPENER)
-            self._ended = time.perf_counter()
+            yield session
         finally:
             session.stop()
+
+    def _spark(self, session: SparkSession, state: Pool, client: NewClient) -> None:
+        """The worker phase alone: a reserved batch, worked off by warm Spark tasks when its messages have left."""
+        claims = ClaimStore(state, owner="bench", limits=export_limits(self.settings))
+        run_on_spark(session, "warm-up", tasks=tasks_for(os.cpu_count() or 1), opener=OPENER)
+        batch = self._reserved(state, claims, client, force=True)
+        _settled(state)
+        self._started = time.perf_counter()
+        tally = run_on_spark(session, batch.batch_id, tasks=tasks_for(os.cpu_count() or 1), opener=OPENER)
+        self._ended = time.perf_counter()
         if tally.built != self.chunks:
             raise Terminal(f"only {tally.built} of {self.chunks} were built: {tally.errors[:3]}")
 

@@ -367,7 +367,7 @@ def recovery(outcome: Outcome, again: float, within: float) -> float:
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-def main(
+def main(  # noqa: PLR0913, PLR0917  # the options of a command
     bench: Annotated[Path | None, typer.Option("--bench", help="File of `lockstep bench --json`.")] = None,
     vaults: Annotated[int, typer.Option(min=1)] = 1000,
     chunks: Annotated[int, typer.Option(min=1, help="Export chunks a day.")] = 1_000_000,
