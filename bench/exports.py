@@ -31,13 +31,13 @@ from lockstep.exports import rules
 from lockstep.exports.claims import Batch, ClaimStore
 from lockstep.exports.clients import ClientStore, NewClient
 from lockstep.exports.fleet import Opener, run_on_spark, tasks_for
+from lockstep.exports.model import WORK_QUEUE
 from lockstep.exports.sink import ObjectStore
 from lockstep.exports.store import JobStore
 from lockstep.kernel.errors import Terminal
 from lockstep.kernel.postgres import Pool, transaction
 from lockstep.kernel.settings import Settings, load_settings
 from resources.exports import export_limits, export_place, open_worker, s3_client, state_pool
-from sensors import EVERY_LOOP_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,7 +55,9 @@ _PARTS = ("s3", "sqs", "dynamodb", "spark", "dagster-daemon", "relay", "exports"
 _HAND = "bench/hand"
 _POLLS = 60
 _PATIENCE_SECONDS = 60.0
+_END_OF_LOOK_SECONDS = 2.0  # the sensor that has just taken the last message is still at work
 _UNSENT = "SELECT count(*) FROM kernel.outbox WHERE delivered_at IS NULL AND parked_at IS NULL"
+_UNSEEN = "ApproximateNumberOfMessages"
 _FORGET_FILES = "DELETE FROM exports.file_cache WHERE key LIKE %s RETURNING s3_object_key"
 _FORGET_JOBS = "DELETE FROM exports.job WHERE client_id = %s"
 _FORGET_CLIENT = "DELETE FROM exports.client WHERE client_id = %s"
@@ -352,13 +354,20 @@ _hand: dict[str, Any] = {}
 
 def _settled(state: Pool) -> None:
     """Wait until no message is on its way: relay, queue and sensor belong to the whole job's time, measured apart."""
+    import boto3
+
+    sqs = boto3.client("sqs")
+    url = sqs.get_queue_url(QueueName=WORK_QUEUE)["QueueUrl"]
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < deadline:
         with state.connection() as connection:
-            if connection.execute(_UNSENT).fetchone() == (0,):
-                break
+            sent = connection.execute(_UNSENT).fetchone() == (0,)
+        found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=[_UNSEEN])["Attributes"]
+        if sent and found[_UNSEEN] == "0":  # the sensor has seen them and lets them be: the chunks are taken
+            time.sleep(_END_OF_LOOK_SECONDS)
+            return
         time.sleep(0.2)
-    time.sleep(2 * EVERY_LOOP_SECONDS)  # the sensor looks at what arrived and leaves it alone: the chunks are taken
+    raise Terminal("messages of the job stay in the queue.", next_step="see the sensor of exports in the daemon's log.")
 
 
 def _warm(source: str, region: str) -> None:
