@@ -20,7 +20,7 @@ PARTS = ["postgres", "dynamodb", "s3", "spark", "vault", "dagster-code", "dagste
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured. The memory of `small` windows is compared with that of the backlog."""
+    """How much is measured."""
 
     backlog: int = 960
     repeat: int = 3
@@ -31,7 +31,7 @@ class Sizes:
     fetch: int = 96
 
 
-QUICK = Sizes(backlog=96, repeat=1, small=1, singles=1, dlt=0, large_rows=50_000, fetch=12)
+QUICK = Sizes(backlog=96, repeat=1, small=12, singles=1, dlt=0, large_rows=50_000, fetch=12)
 
 
 def run(context: Context) -> Result:
@@ -44,9 +44,8 @@ def run(context: Context) -> Result:
         context.say("one window first, so that code, Spark and tables are warm")
         platform.apply(files.publish(1))
         platform.rest()
-        single = _singles(context, platform, files, sizes, result)
-        little = single if sizes.small == 1 else _small(platform, files, sizes)
-        _backlog(context, platform, files, sizes, little, result)
+        _singles(context, platform, files, sizes, result)
+        _backlog(context, platform, files, sizes, result)
         _large(context, platform, files, sizes, result)
         _fetch(context, platform, sizes, result)
     finally:
@@ -54,11 +53,8 @@ def run(context: Context) -> Result:
     return result
 
 
-def _singles(context: Context, platform: Platform, files: Files, sizes: Sizes, result: Result) -> float:
-    """One run per window, each asked for when the run before it has ended, as a sensor without drains would.
-
-    Returns the most memory, in MB, that one of them needed.
-    """
+def _singles(context: Context, platform: Platform, files: Files, sizes: Sizes, result: Result) -> None:
+    """One run per window, each asked for when the run before it has ended, as a sensor without drains would."""
     context.say(f"{sizes.singles} windows, one run each")
     latency, splits = [], []
 
@@ -67,25 +63,18 @@ def _singles(context: Context, platform: Platform, files: Files, sizes: Sizes, r
         splits.append(platform.split())
         platform.rest()
 
-    with platform.memory() as most:
-        result.samples["one run per window, s each"] = [seconds(one) for _ in range(sizes.singles)]
+    result.samples["one run per window, s each"] = [seconds(one) for _ in range(sizes.singles)]
     result.samples["READY to APPLIED of a single window, s"] = latency
     context.say(f"{median(latency):.1f} s from READY to APPLIED")
     for name in splits[0]:
         result.samples[f"  of a single window: {name}, s"] = [split[name] for split in splits]
-    return most()
 
 
-def _small(platform: Platform, files: Files, sizes: Sizes) -> float:
-    """The most memory, in MB, that a small backlog needs."""
+def _backlog(context: Context, platform: Platform, files: Files, sizes: Sizes, result: Result) -> None:
     windows = files.publish(sizes.small)
-    with platform.memory() as most:
+    with platform.memory() as little:
         platform.apply(windows)
     platform.rest()
-    return most()
-
-
-def _backlog(context: Context, platform: Platform, files: Files, sizes: Sizes, little: float, result: Result) -> None:
     ours, theirs, splits, peaks = [], [], [], []
     for turn in range(sizes.repeat):  # in turns: a busy minute of the machine meets both
         context.say(f"a backlog of {sizes.backlog} windows with {OBJECTS} objects of {ROWS} rows, {turn + 1}: files")
@@ -106,8 +95,8 @@ def _backlog(context: Context, platform: Platform, files: Files, sizes: Sizes, l
     result.ratio("vs_handwritten", median(theirs) / median(ours), None if context.quick else Target(1.2))
     each = median(result.samples["one run per window, s each"])
     result.ratio("vs_run_per_window", each * sizes.backlog / median(ours), Target(30))
-    result.ratio("memory_growth", max(peaks) / little, Target(1.2, at_least=False))
-    result.samples[f"memory at {sizes.small} and {sizes.backlog} windows, MB"] = [little, max(peaks)]
+    result.ratio("memory_growth", max(peaks) / little(), Target(1.2, at_least=False))
+    result.samples[f"memory at {sizes.small} and {sizes.backlog} windows, MB"] = [little(), max(peaks)]
     if not sizes.dlt:
         return
     context.say(f"the first {sizes.dlt} of them with dlt")
